@@ -1,0 +1,63 @@
+"""`knee`: the commands, and the one place where an error becomes a line and an exit code."""
+
+import os
+import sys
+from importlib import import_module
+
+import typer
+
+from knee import __version__
+from knee.cli.app import log
+from knee.core.errors import EXIT_INTERRUPTED, KneeError, UsageError
+
+COMMANDS: tuple[str, ...] = ()
+"""The commands in the order of the story; each is a function in the module of `knee.cli` of that name."""
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"knee {__version__}\n")
+        raise typer.Exit
+
+
+def build() -> typer.Typer:
+    """The command line."""
+    app = typer.Typer(name="knee", add_completion=False, pretty_exceptions_enable=False)
+
+    @app.callback()
+    def root(
+        version: bool = typer.Option(
+            False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
+    ) -> None:
+        """Operate a vLLM server at the knee of its latency curve."""
+
+    for name in COMMANDS:
+        module = import_module(f"knee.cli.{name}")
+        app.command(name)(getattr(module, name))
+    return app
+
+
+def main() -> None:
+    """Run one command and end with its documented exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of `knee ARGUMENTS`; an error is one line on stderr, with a hint below it."""
+    try:
+        result = build()(args=arguments or ["--help"], prog_name="knee", standalone_mode=False)
+    except KneeError as error:
+        log(f"knee: {error.what}" + (f"\n  hint: {error.hint}" if error.hint else ""))
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        log("knee: interrupted")
+        return EXIT_INTERRUPTED
+    except typer.TyperException as error:
+        say = getattr(error, "format_message", lambda: str(error))
+        log(f"knee: {say()}\n  hint: knee {' '.join(arguments[:1])} --help")
+        return UsageError.exit_code
+    except BrokenPipeError:  # `knee … | head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,1 @@
+"""Clock, errors, units and records: the types that everything else exchanges."""

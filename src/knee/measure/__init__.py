@@ -1,0 +1,1 @@
+"""Offer load, record what every request saw, find the knee."""
