@@ -54,8 +54,8 @@ def run(arguments: list[str]) -> int:
         log("knee: interrupted")
         return EXIT_INTERRUPTED
     except typer.TyperException as error:
-        say = getattr(error, "format_message", lambda: str(error))
-        log(f"knee: {say()}\n  hint: knee {' '.join(arguments[:1])} --help")
+        format_message = getattr(error, "format_message", error.__str__)
+        log(f"knee: {format_message()}\n  hint: knee --help lists the commands, knee COMMAND --help its options")
         return UsageError.exit_code
     except BrokenPipeError:  # `knee … | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
