@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
         return EXIT_INTERRUPTED
     except typer.TyperException as error:
         format_message = getattr(error, "format_message", error.__str__)
-        log(f"knee: {format_message()}\n  hint: knee --help lists the commands, knee COMMAND --help its options")
+        log(f"knee: {format_message()}\n  hint: knee --help, knee COMMAND --help")
         return UsageError.exit_code
     except BrokenPipeError:  # `knee … | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
