@@ -14,7 +14,7 @@ LATENCIES: tuple[Metric, ...] = ("ttft", "itl", "tpot", "e2e")
 SHARES: tuple[Metric, ...] = ("errors", "rejected", "goodput")
 
 _OBJECTIVE = re.compile(
-    r"\s*(?P<metric>[a-z_]+)\s*(?:p(?P<quantile>\d{1,2}(?:\.\d+)?))?\s*(?P<op><=|>=|<|>)\s*(?P<bound>[^,]+?)\s*"
+    r"\s*(?P<metric>[a-z][a-z0-9_]*?)\s*(?:p(?P<quantile>\d{1,2}(?:\.\d+)?))?\s*(?P<op><=|>=|<|>)\s*(?P<bound>[^,]+?)\s*"
 )
 _EXAMPLE = 'write it like "ttft p95 < 1s, itl p99 < 60ms, errors < 1%"'
 
@@ -33,8 +33,8 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         if self.quantile is None:
-            return f"{self.metric} {'>' if self.metric == 'goodput' else '<'} {self.bound * 100:g}%"
-        return f"{self.metric} p{self.quantile * 100:g} < {self.bound:g}ms"
+            return f"{self.metric} {'>' if self.metric == 'goodput' else '<'} {self.bound * 100:.9g}%"
+        return f"{self.metric} p{self.quantile * 100:g} < {self.bound:.9g}ms"
 
 
 class Slo(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ def _parse_objective(text: str) -> Objective:
         if name in (metric, f"{metric}_ms"):
             if op.startswith(">"):
                 raise UsageError(f"a latency is bounded from above: {text.strip()!r}", _EXAMPLE)
-            share = float(quantile or 95) / 100
+            share = round(float(quantile or 95) / 100, 12)
             if not 0 < share < 1:
                 raise UsageError(f"a percentile lies between 0 and 100: {text.strip()!r}", _EXAMPLE)
             bound_ns = parse_duration_ns(bound, default_unit=None)

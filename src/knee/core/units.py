@@ -16,6 +16,15 @@ _UNIT_NS = {
     "m": 60 * NS_PER_S,
     "h": 3600 * NS_PER_S,
 }
+_SHOWN = (
+    ("h", 7200 * NS_PER_S),
+    ("m", 120 * NS_PER_S),
+    ("s", NS_PER_S),
+    ("ms", NS_PER_MS),
+    ("us", NS_PER_US),
+)
+"""Units and the duration from which each is the one a person would choose."""
+
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(ns|us|µs|ms|s|m|min|h)?\s*")
 
 
@@ -39,12 +48,9 @@ def format_duration(ns: float) -> str:
     """A duration with three significant figures in the unit a person would choose."""
     if ns != ns or ns in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN is what differs from itself
         return "∞" if ns == float("inf") else "?"
-    for unit, size in (("h", 3600 * NS_PER_S), ("m", 60 * NS_PER_S)):
-        if abs(ns) >= 2 * size:
-            return f"{ns / size:.3g} {unit}"
-    for unit, size in (("s", NS_PER_S), ("ms", NS_PER_MS), ("µs", NS_PER_US)):
+    for unit, size in _SHOWN:
         if abs(ns) >= size:
-            return f"{ns / size:.3g} {unit}" if abs(ns) < 1000 * size else f"{ns / size:.0f} {unit}"
+            return f"{float(f'{ns / _UNIT_NS[unit]:.3g}'):.10g} {unit}"
     return f"{ns:.0f} ns"
 
 

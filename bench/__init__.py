@@ -1,0 +1,1 @@
+"""Benchmarks: each module here prints the figures it measures, one JSON line each."""
