@@ -1,0 +1,103 @@
+"""Points, sweeps and knees as text."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from knee.core.point import Judged, Knee, Point
+from knee.core.slo import LATENCIES, Objective, Slo
+from knee.core.units import NS_PER_S, format_duration
+from knee.report.chart import Series, chart
+
+SIMULATED = "simulated in virtual time"
+MEASURED = "measured"
+
+
+def milliseconds(value: float | None) -> str:
+    """A latency for a table: four significant figures, `∞` where it is unbounded."""
+    return "∞" if value is None else f"{value:.4g}"
+
+
+def points_table(points: Sequence[Point], title: str = "") -> Table:
+    """One row a point: what was asked, what was served, what requests saw, what was decided."""
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for name in ("rate/s", "served/s", "offered", "ok", "failed", "rejected", "censored"):
+        table.add_column(name, justify="right")
+    for name in ("TTFT p50", "p95", "p99", "ITL p50", "p99", "E2E p95"):
+        table.add_column(f"{name}\nms" if " " in name else f"{name}\n", justify="right")
+    table.add_column("SLO")
+    for point in points:
+        table.add_row(
+            f"{point.rate:.4g}" if point.max_concurrency is None else f"{point.max_concurrency} clients",
+            f"{point.served_rate:.4g}",
+            *(str(n) for n in (point.offered, point.ok, point.failed, point.rejected, point.censored)),
+            *(milliseconds(v) for v in (point.ttft_ms.p50, point.ttft_ms.p95, point.ttft_ms.p99)),
+            *(milliseconds(v) for v in (point.itl_ms.p50, point.itl_ms.p99, point.e2e_ms.p95)),
+            verdict(point),
+        )
+    return table
+
+
+def verdict(point: Point) -> str:
+    """What the point says about its SLO, in a word or two."""
+    if point.invalid:
+        return f"invalid: {point.invalid[0]}"
+    if not point.judged:
+        return ""
+    if point.holds is None:
+        return "undecided"
+    if point.holds:
+        return "holds"
+    return "breaks: " + ", ".join(str(judged.objective) for judged in point.judged if judged.holds is False)
+
+
+def judged_line(judged: Judged) -> str:
+    """An objective with its estimate and interval."""
+    unit = "ms" if judged.objective.metric in LATENCIES else ""
+    said = {True: "holds", False: "breaks", None: "undecided"}[judged.holds]
+    value, low, high = (milliseconds(v) for v in (judged.value, judged.low, judged.high))
+    return (
+        f"{judged.objective}: {value}{unit} [{low}, {high}] at {judged.confidence:.0%}, n={judged.n}: {said}"
+    )
+
+
+def knee_lines(knee: Knee) -> list[str]:
+    """The knee in a few lines: the interval first, then why, then what it cost."""
+    ends = [f"{end:.4g}" if end is not None else "?" for end in (knee.holds, knee.breaks)]
+    lines = [f"knee: [{ends[0]}, {ends[1]}] req/s at {knee.confidence:.0%} for {knee.slo}"]
+    if knee.estimate is not None:
+        lines[0] += f"; likeliest {knee.estimate:.4g}"
+    lines.append(f"  {knee.reason}")
+    if knee.saturation_rate is not None:
+        lines.append(f"  saturation: the served rate no longer rises above {knee.saturation_rate:.4g} req/s")
+    lines.append(f"  {knee.points} points, {format_duration(knee.server_seconds * NS_PER_S)} of server time")
+    return lines
+
+
+def curve(name: str, points: Sequence[Point], objective: Objective) -> Series:
+    """The objective's own percentile against the rate, valid open-loop points only."""
+    chosen = sorted(
+        (point for point in points if not point.invalid and point.max_concurrency is None),
+        key=lambda p: p.rate,
+    )
+    return Series(name=name, points=tuple((point.rate, estimate_of(point, objective)) for point in chosen))
+
+
+def estimate_of(point: Point, objective: Objective) -> float | None:
+    """The point's estimate for `objective`; None where it is unbounded or was not judged."""
+    return next((judged.value for judged in point.judged if judged.objective == objective), None)
+
+
+def knee_chart(sweeps: Sequence[tuple[str, Sequence[Point]]], slo: Slo) -> str:
+    """A chart for each latency objective of the SLO, all sweeps in it."""
+    charts = [
+        chart(
+            [curve(name, points, objective) for name, points in sweeps],
+            x_label="offered requests/s",
+            y_label=f"{objective.metric.upper()} p{(objective.quantile or 0) * 100:g}, ms (log)",
+            bound=objective.bound,
+        )
+        for objective in slo.objectives
+        if objective.metric in LATENCIES
+    ]
+    return "\n\n".join(charts)
