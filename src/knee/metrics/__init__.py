@@ -1,0 +1,1 @@
+"""A server's own signals: exposition text or log lines → snapshot → window."""
