@@ -61,11 +61,14 @@ class GaugeStats(msgspec.Struct, frozen=True, kw_only=True):
 class EngineWindow(msgspec.Struct, frozen=True, kw_only=True):
     """One engine between two instants: gauges summarised, counters and histograms as differences.
 
-    `reset` says that a counter went backwards: the engine restarted inside the window, and the differences
-    cover only what came after.
+    `queued` summarises the gauges over those instants at which requests waited, so that what was full while
+    they waited can be told from what was full at another time; empty where none waited. `reset` says that a
+    counter went backwards: the engine restarted inside the window, and the differences cover only what came
+    after.
     """
 
     gauges: dict[str, GaugeStats] = {}
+    queued: dict[str, GaugeStats] = {}
     counters: dict[str, float] = {}
     histograms: dict[str, Histogram] = {}
     info: dict[str, str] = {}
