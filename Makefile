@@ -16,8 +16,11 @@ test: $(VENV)/.developed
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2
 
+# VLLM_HOME: a folder with venv/bin/vllm and a small model in tiny/; made there when it is missing.
+VLLM_HOME ?= .vllm
 live: $(VENV)/.developed
-	$(BIN)/pytest -m live -s tests/live
+	test -x $(VLLM_HOME)/venv/bin/vllm || bash ../shared/real-vllm/install.sh $(VLLM_HOME)
+	VLLM_HOME=$(abspath $(VLLM_HOME)) $(BIN)/pytest -m live -v tests/live $(if $(ONLY),-k $(ONLY))
 
 bench: $(VENV)/.developed
 	$(BIN)/python -m bench $(ONLY)
