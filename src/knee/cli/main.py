@@ -11,7 +11,8 @@ from knee.cli.app import log
 from knee.core.errors import EXIT_INTERRUPTED, KneeError, UsageError
 
 COMMANDS: tuple[str, ...] = ()
-"""The commands in the order of the story; each is a function in the module of `knee.cli` of that name."""
+"""The commands in the order of the story; each is a function, or a group of them, in the module of `knee.cli`
+of that name."""
 
 
 def _version(wanted: bool) -> None:
@@ -34,7 +35,11 @@ def build() -> typer.Typer:
 
     for name in COMMANDS:
         module = import_module(f"knee.cli.{name}")
-        app.command(name)(getattr(module, name))
+        command = getattr(module, name)
+        if isinstance(command, typer.Typer):  # a command of several, like `knee deploy render`
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     return app
 
 
