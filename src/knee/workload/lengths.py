@@ -79,7 +79,8 @@ def _lognormal(lengths: Lengths, generator: Generator) -> Draw:
 
     def draw(n: int) -> Ints:
         raw = np.exp(middle + sigma * generator.standard_normal(n))
-        return np.rint(np.clip(raw, lengths.low, lengths.high)).astype(np.int64)
+        drawn: Ints = np.rint(np.clip(raw, lengths.low, lengths.high)).astype(np.int64)
+        return drawn
 
     return draw
 
@@ -87,7 +88,12 @@ def _lognormal(lengths: Lengths, generator: Generator) -> Draw:
 def _empirical(lengths: Lengths, generator: Generator) -> Draw:
     values = np.asarray(lengths.values, dtype=np.int64)
     pick = draw_weighted(lengths.weights, len(values), generator)
-    return lambda n: values[pick(n)]
+
+    def draw(n: int) -> Ints:
+        drawn: Ints = values[pick(n)]
+        return drawn
+
+    return draw
 
 
 _KINDS = {"fixed": _fixed, "uniform": _uniform, "lognormal": _lognormal, "empirical": _empirical}

@@ -1,0 +1,166 @@
+"""Connections to one server, kept alive, with every wait bounded."""
+
+import asyncio
+import ssl
+from contextlib import suppress
+
+import msgspec
+
+from knee.core.clock import Clock
+from knee.core.units import NS_PER_S
+from knee.http1.failure import Cause, name_failure
+from knee.http1.origin import Origin
+from knee.http1.outbound import BODY_LIMIT, Exchange, Outbound
+
+TICK_S = 0.025
+"""How often deadlines are looked at; a timeout is at most this late."""
+IDLE_NS = 4 * NS_PER_S
+"""A connection idle for longer is not used again: uvicorn, under vLLM, closes them after 5 s."""
+
+
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds in seconds: to connect, from the send to the first byte, between bytes, from start to end."""
+
+    connect_s: float = 10.0
+    first_byte_s: float = 600.0
+    between_bytes_s: float = 120.0
+    total_s: float = 3_600.0
+
+
+class Pool:
+    """Connections to `origin`. `start` sends a request at once on a free connection, or on a new one.
+
+    Made and used inside a running event loop; `close` ends everything under way with `client_stopped`.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        clock: Clock,
+        timeouts: Timeouts,
+        *,
+        tls: ssl.SSLContext | None = None,
+        limit: int = 20_000,
+        body_limit: int = BODY_LIMIT,
+    ) -> None:
+        self._origin = origin
+        self._now = clock.monotonic_ns
+        self._connect_ns = int(timeouts.connect_s * NS_PER_S)
+        self._first_ns = int(timeouts.first_byte_s * NS_PER_S)
+        self._between_ns = int(timeouts.between_bytes_s * NS_PER_S)
+        self._total_ns = int(timeouts.total_s * NS_PER_S)
+        self._tls = (tls or ssl.create_default_context()) if origin.secure else None
+        self._limit = limit
+        self._body_limit = body_limit
+        self._loop = asyncio.get_running_loop()
+        self._free: list[Outbound] = []
+        self._busy: set[Outbound] = set()
+        self._connecting: dict[asyncio.Task[None], tuple[Exchange, int]] = {}
+        self._closed = False
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+        self.opened = 0
+        """Connections opened so far."""
+
+    @property
+    def in_flight(self) -> int:
+        """Exchanges under way."""
+        return len(self._busy) + len(self._connecting)
+
+    def start(self, exchange: Exchange, request: bytes) -> None:
+        """Send `request`; whatever comes of it, `exchange` hears it, and hears it end."""
+        oldest_ns = self._now() - IDLE_NS
+        while self._free:
+            connection = self._free.pop()
+            if connection.last_ns >= oldest_ns:
+                self._busy.add(connection)
+                connection.send(exchange, request)
+                return
+            connection.close()
+        self._start_fresh(exchange, request)
+
+    def close(self) -> None:
+        """End all exchanges under way as failed and drop all connections."""
+        self._closed = True
+        self._ticker.cancel()
+        for task in list(self._connecting):
+            self._give_up(task, "client_stopped")
+        for connection in list(self._busy):
+            connection.fail("client_stopped")
+        for connection in self._free:
+            connection.close()
+        self._free.clear()
+
+    def stop(self, exchange: Exchange) -> None:
+        """Give up one exchange, if it is under way; it hears no more."""
+        for connection in self._busy:
+            if connection.carries(exchange):
+                self._busy.discard(connection)
+                connection.close()
+                return
+        for task, (waiting, _) in self._connecting.items():
+            if waiting is exchange:
+                del self._connecting[task]
+                task.cancel()
+                return
+
+    def _start_fresh(self, exchange: Exchange, request: bytes) -> None:
+        now_ns = self._now()
+        if self._closed:
+            exchange.fail(now_ns, "client_stopped", "")
+        elif self.in_flight >= self._limit:
+            exchange.fail(now_ns, "client_connections", str(self._limit))
+        else:
+            task = self._loop.create_task(self._connect(exchange, request))
+            self._connecting[task] = (exchange, now_ns)
+
+    async def _connect(self, exchange: Exchange, request: bytes) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.opened += 1
+        connection = Outbound(self._now, self._released, self._start_fresh, self._body_limit)
+        try:
+            await self._loop.create_connection(
+                lambda: connection, self._origin.host, self._origin.port, ssl=self._tls
+            )
+        except OSError as error:
+            if self._connecting.pop(task, None) is not None:
+                exchange.fail(self._now(), *name_failure(error))
+            return
+        if self._connecting.pop(task, None) is None:  # given up while it was being opened
+            connection.close()
+            return
+        self._busy.add(connection)
+        connection.send(exchange, request)
+
+    def _released(self, connection: Outbound, reusable: bool) -> None:
+        self._busy.discard(connection)
+        if reusable and not self._closed:
+            self._free.append(connection)
+        elif not reusable:
+            with suppress(ValueError):
+                self._free.remove(connection)
+
+    def _give_up(self, task: asyncio.Task[None], cause: Cause) -> None:
+        exchange, _ = self._connecting.pop(task)
+        task.cancel()
+        exchange.fail(self._now(), cause, "")
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+        now_ns = self._now()
+        for task, (_, started_ns) in list(self._connecting.items()):
+            if now_ns - started_ns > self._connect_ns:
+                self._give_up(task, "timeout_connect")
+        started_by, quiet_since = now_ns - self._total_ns, now_ns - self._between_ns
+        unheard_since = now_ns - self._first_ns
+        late = [
+            connection
+            for connection in self._busy
+            if connection.last_ns < (quiet_since if connection.heard else unheard_since)
+            or connection.started_ns < started_by
+        ]
+        for connection in late:
+            if not connection.heard:
+                connection.fail("timeout_first_byte")
+            else:
+                connection.fail("timeout_total" if connection.started_ns < started_by else "timeout_stalled")
