@@ -159,3 +159,11 @@ def test_hostile_pages_give_a_snapshot_or_one_clear_error(text: str) -> None:
     except InputError:
         return
     assert snapshot.engines
+
+
+def test_a_version_from_the_future_works_with_a_warning() -> None:
+    snapshot = parse_page(
+        "vllm:num_requests_running 2\n# TYPE vllm:brand_new counter\nvllm:brand_new_total 5", 0
+    )
+    assert snapshot.engines["0"].counters == {"brand_new": 5.0}
+    assert any("brand_new" in warning for warning in snapshot.warnings)

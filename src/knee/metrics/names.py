@@ -1,52 +1,54 @@
 """What a series' name means: its family, its canonical name, and which part of a histogram it is."""
 
+import re
 from functools import lru_cache
 
 import msgspec
 
-_RENAMED = {
-    "gpu_cache_usage_perc": "kv_cache_usage_perc",
-    "gpu_prefix_cache_queries_total": "prefix_cache_queries",
-    "gpu_prefix_cache_hits_total": "prefix_cache_hits",
-    "time_per_output_token_seconds": "inter_token_latency_seconds",
-    "time_in_queue_requests": "request_queue_time_seconds",
-}
+from knee.catalog.metrics import metric
+
+_PREFIX = re.compile(r"(?:ray_)?vllm[:_]")  # Ray Serve turns the colon into an underscore
 _PARTS = ("bucket", "sum", "count")
 
 
 class Family(msgspec.Struct, frozen=True):
     """A series' name, understood.
 
-    `family` is the name as a TYPE line would state it, `canonical` the name used everywhere here, `part`
-    which part of a histogram the series is by its ending, `histogram` whether the ending alone proves it.
+    `family` is the name as a TYPE line would state it, `canonical` the name used everywhere here. `kind` is
+    what the catalogue says it is ("" where it does not know it), `part` which part of a histogram the series
+    is by its ending. `renamed` marks an older name, `of_server` a series that no engine owns, `skip` a time
+    stamp of the client library.
     """
 
     family: str
     canonical: str
+    kind: str = ""
     part: str = ""
     vllm: bool = True
     renamed: bool = False
-    histogram: bool = False
     of_server: bool = False
     skip: bool = False
 
 
 @lru_cache(maxsize=8192)
 def family_of(name: str) -> Family:
-    """What the series `name` belongs to. A pure function of the name, remembered for speed."""
-    vllm = name.startswith(("vllm:", "vllm_"))  # Ray Serve turns the colon into an underscore
-    base = name[5:] if vllm else name
-    if base.endswith("_created"):
-        return Family(name, base, vllm=vllm, skip=True)
-    part = next((part for part in _PARTS if base.endswith("_" + part)), "")
-    whole = base.removesuffix("_" + part) if part else base
-    canonical = _RENAMED.get(whole) or whole.removesuffix("_total")
+    """What the series `name` belongs to: a pure function of the name, remembered for speed."""
+    prefix = _PREFIX.match(name)
+    plain = name[prefix.end() :] if prefix else name
+    if plain.endswith("_created"):
+        return Family(name, plain, vllm=bool(prefix), skip=True)
+    known = metric(plain)
+    part = ""
+    if known is None:
+        part = next((part for part in _PARTS if plain.endswith("_" + part)), "")
+        known = metric(plain.removesuffix("_" + part)) if part else None
+    whole = plain.removesuffix("_" + part) if part else plain
     return Family(
         family=name.removesuffix("_" + part) if part else name,
-        canonical=canonical,
+        canonical=known.canonical if known else whole.removesuffix("_total"),
+        kind=known.type if known else "",
         part=part,
-        vllm=vllm,
-        renamed=whole in _RENAMED,
-        histogram=bool(part),
-        of_server=canonical == "admission_rejections",
+        vllm=bool(prefix),
+        renamed=known is not None and known.renamed,
+        of_server=known is not None and "engine" not in known.labels and bool(known.v1_since),
     )

@@ -11,7 +11,7 @@ import msgspec
 
 from knee.core.errors import InputError
 from knee.core.snapshot import EngineSnapshot, Histogram, Snapshot
-from knee.metrics.exposition import Labels, Page, parse_exposition
+from knee.metrics.exposition import Labels, Page, Sample, parse_exposition
 from knee.metrics.names import family_of
 
 _KEPT_OF_PROCESS = frozenset({"process_cpu_seconds", "process_start_time_seconds", "http_requests"})
@@ -47,36 +47,29 @@ def parse_page(text: str, at_ns: int, source: str = "") -> Snapshot:
 def normalise(page: Page, at_ns: int, source: str = "") -> Snapshot:
     """The snapshot of a parsed page; see `parse_page`."""
     engines: dict[str, _Engine] = {}
-    of_server: list[tuple[str, Labels, float]] = []
-    renamed: dict[str, str] = {}
+    of_server: list[Sample] = []
     model_name = ""
-    for name, labels, value in page.samples:
+    for sample in page.samples:
+        name, labels, _ = sample
         family = family_of(name)
         if family.skip or (not family.vllm and family.canonical not in _KEPT_OF_PROCESS):
             continue
         engine = labels.get("engine")
         if engine is None and (not family.vllm or "model_name" not in labels or family.of_server):
-            of_server.append((name, labels, value))
+            of_server.append(sample)
             continue
         model_name = model_name or labels.get("model_name", "")
-        if family.renamed:
-            renamed[family.family] = family.canonical
-        _store(engines.setdefault(engine or "0", _Engine()), page, name, labels, value)
+        _store(engines.setdefault(engine or "0", _Engine()), page, sample)
     if not engines and any(family_of(name).vllm for name, _, _ in of_server):
         engines["0"] = _Engine()
     if not engines:
         raise _no_engine(page, source)
     # Series of the whole server carry no engine label; they stand with the first engine: sums stay right.
     first = engines[min(engines, key=_engine_order)]
-    for name, labels, value in of_server:
-        _store(first, page, name, labels, value)
-    warnings: list[str] = [f"{old} is the old name of {new}" for old, new in sorted(renamed.items())]
-    if page.n_unreadable:
-        warnings.append(f"{page.n_unreadable} lines could not be read, the first: {page.unreadable[0]!r}")
-    done = {
-        key: _finish(engine, warnings)
-        for key, engine in sorted(engines.items(), key=lambda e: _engine_order(e[0]))
-    }
+    for sample in of_server:
+        _store(first, page, sample)
+    warnings = _remarks(page)
+    done = {key: _finish(engines[key], warnings) for key in sorted(engines, key=_engine_order)}
     return Snapshot(
         at_ns=at_ns,
         engines=done,
@@ -86,12 +79,25 @@ def normalise(page: Page, at_ns: int, source: str = "") -> Snapshot:
     )
 
 
+def _remarks(page: Page) -> list[str]:
+    """What a reader should know about the names on the page."""
+    families = {family_of(name) for name, _, _ in page.samples}
+    remarks = sorted(f"{f.family} is the old name of {f.canonical}" for f in families if f.renamed)
+    unknown = sorted({f.canonical for f in families if f.vllm and not f.kind and not f.skip})
+    if unknown:
+        remarks.append(f"{len(unknown)} vLLM metrics are new here: {', '.join(unknown[:3])}")
+    if page.n_unreadable:
+        remarks.append(f"{page.n_unreadable} lines could not be read, the first: {page.unreadable[0]!r}")
+    return remarks
+
+
 def _engine_order(label: str) -> tuple[int, str]:
     return (int(label) if label.isdecimal() and len(label) < 10 else 1 << 40, label)
 
 
-def _store(engine: _Engine, page: Page, name: str, labels: Labels, value: float) -> None:
+def _store(engine: _Engine, page: Page, sample: Sample) -> None:
     """Put one sample where it belongs; what is not a number is missing."""
+    name, labels, value = sample
     if math.isnan(value):
         return
     family = family_of(name)
@@ -119,22 +125,20 @@ def _store(engine: _Engine, page: Page, name: str, labels: Labels, value: float)
 
 
 def _kind(page: Page, name: str, labels: Labels) -> str:
-    """`counter`, `gauge`, `bucket`, `sum`, `count`, or "" for what is not kept."""
+    """`counter`, `gauge`, `bucket`, `sum`, `count`, or "" for what is not kept.
+
+    What the page states goes before what the catalogue knows, and that before what the name suggests.
+    """
     family = family_of(name)
-    if family.part and name not in page.types:
-        stated = page.types.get(family.family)
-        if stated == "histogram" or (stated is None and family.histogram):
-            return family.part
-        if stated is None and family.part == "bucket" and "le" in labels:
-            return "bucket"
-        if stated == "summary" or "quantile" in labels:
-            return ""
-    stated = page.types.get(name) or page.types.get(name.removesuffix("_total"))
-    if stated in ("counter", "gauge"):
-        return stated
-    if stated in ("summary", "histogram"):
-        return ""
-    return "counter" if name.endswith("_total") else "gauge"
+    plain = name.removesuffix("_total")  # OpenMetrics states a counter's type without the ending
+    kind = page.types.get(name) or page.types.get(family.family) or page.types.get(plain) or family.kind
+    if not kind and family.part:
+        kind = "summary" if "quantile" in labels else "histogram"
+    if kind == "histogram":
+        return family.part
+    if kind in ("counter", "gauge"):
+        return kind
+    return "" if kind == "summary" else "counter" if name.endswith("_total") else "gauge"
 
 
 def _further(labels: Labels) -> str:
