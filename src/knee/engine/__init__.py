@@ -1,0 +1,1 @@
+"""One vLLM engine in virtual time: scheduler, KV blocks, prefix cache, step cost, and their metrics."""

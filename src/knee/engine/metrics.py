@@ -1,0 +1,177 @@
+"""What the engine counts, under normalised names and with vLLM's bucket bounds (v1/metrics/loggers.py)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from knee.catalog.metrics import bucket_bounds, metric
+from knee.core.requests import NEVER
+from knee.core.snapshot import Histogram
+from knee.core.units import NS_PER_S
+from knee.engine.request import Request
+
+FOLD_AT = 1 << 15
+
+
+class Tally:
+    """A histogram that grows: whole numbers (ns or tokens) in, a `Histogram` in the unit of its name out."""
+
+    def __init__(self, bounds: Sequence[float], unit: int = 1) -> None:
+        self.bounds = tuple(float(bound) for bound in bounds)
+        self.unit = unit
+        self._edges = np.array([round(bound * unit) for bound in bounds], dtype=np.int64)
+        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self._sum = 0
+        self._values: list[int] = []
+        self._weights: list[int] = []
+
+    def observe(self, value: int, weight: int = 1) -> None:
+        """Count `value`, `weight` times."""
+        self._values.append(value)
+        self._weights.append(weight)
+        if len(self._values) >= FOLD_AT:
+            self._fold()
+
+    def observe_all(self, values: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> None:
+        """Count each of `values` once."""
+        slots = np.searchsorted(self._edges, values, side="left")
+        self._counts += np.bincount(slots, minlength=len(self._counts))
+        self._sum += int(values.sum())
+
+    def histogram(self) -> Histogram:
+        """The cumulative histogram so far."""
+        self._fold()
+        cumulative = np.cumsum(self._counts)
+        return Histogram(
+            bounds=self.bounds,
+            counts=tuple(float(count) for count in cumulative[:-1]),
+            count=float(cumulative[-1]),
+            sum=self._sum / self.unit,
+        )
+
+    def _fold(self) -> None:
+        if not self._values:
+            return
+        values = np.array(self._values, dtype=np.int64)
+        weights = np.array(self._weights, dtype=np.int64)
+        slots = np.searchsorted(self._edges, values, side="left")
+        np.add.at(self._counts, slots, weights)
+        self._sum += int((values * weights).sum())
+        self._values.clear()
+        self._weights.clear()
+
+
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+PER_REQUEST = (
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "request_params_max_tokens",
+    "request_params_n",
+    "request_num_preemptions",
+    "request_prefill_kv_computed_tokens",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
+    "request_time_per_output_token_seconds",
+)
+
+
+def _tally(name: str, max_model_len: int) -> Tally:
+    known = metric(name)
+    assert known is not None, name
+    return Tally(bucket_bounds(known, max_model_len), NS_PER_S if name.endswith("_seconds") else 1)
+
+
+class Metrics:
+    """Counters and histograms of one engine."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self.preemptions = 0
+        self.generated = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.cache_queries = 0
+        self.cache_hits = 0
+        self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.rejected = dict.fromkeys(REJECTIONS, 0)
+        self.iteration_tokens = _tally("iteration_tokens", max_model_len)
+        self.first_token = _tally("time_to_first_token_seconds", max_model_len)
+        self.inter_token = _tally("inter_token_latency_seconds", max_model_len)
+        self._by_request = {name: _tally(name, max_model_len) for name in PER_REQUEST}
+        self._rows: list[tuple[int, ...]] = []
+
+    def started(self, request: Request) -> None:
+        """A request got its first token."""
+        self.first_token.observe(request.first_ns - request.arrival_ns)
+        self.prompt_tokens += request.prompt_tokens
+        self.cached_tokens += request.cached_tokens
+
+    def ended(self, request: Request, made: int, reason: str) -> None:
+        """A request ended after `made` output tokens."""
+        self.finished[reason] += 1
+        self._rows.append(
+            (
+                request.arrival_ns, request.queued_ns, request.scheduled_ns, request.first_ns,
+                request.last_ns, request.finished_ns, request.prompt_tokens, made, request.output_tokens,
+                request.preemptions, max(request.cached_tokens, 0),
+            )
+        )  # fmt: skip
+        if len(self._rows) >= FOLD_AT:
+            self._fold()
+
+    def counters(self) -> dict[str, float]:
+        """Counters under their normalised names."""
+        computed = self.prompt_tokens - self.cached_tokens
+        return {
+            "num_preemptions": self.preemptions,
+            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens_cached": self.cached_tokens,
+            "prompt_tokens_by_source{local_compute}": computed,
+            "prompt_tokens_by_source{local_cache_hit}": self.cached_tokens,
+            "prompt_tokens_by_source{external_kv_transfer}": 0,
+            "generation_tokens": self.generated,
+            "prefix_cache_queries": self.cache_queries,
+            "prefix_cache_hits": self.cache_hits,
+            **{f"request_success{{{reason}}}": count for reason, count in self.finished.items()},
+            **{f"admission_rejections{{{reason}}}": count for reason, count in self.rejected.items()},
+        }
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Histograms under their normalised names."""
+        self._fold()
+        return {
+            "iteration_tokens": self.iteration_tokens.histogram(),
+            "time_to_first_token_seconds": self.first_token.histogram(),
+            "inter_token_latency_seconds": self.inter_token.histogram(),
+            **{name: tally.histogram() for name, tally in self._by_request.items()},
+        }
+
+    def _fold(self) -> None:
+        if not self._rows:
+            return
+        rows = np.array(self._rows, dtype=np.int64).T
+        self._rows.clear()
+        arrival, queued, scheduled, first, last, finished, prompt, made, asked, preempted, cached = rows
+        ran, spoke = scheduled != NEVER, first != NEVER
+        decode = np.where(spoke, last - first, 0)
+        seen = {
+            "request_prompt_tokens": prompt,
+            "request_generation_tokens": made,
+            "request_max_num_generation_tokens": made,
+            "request_params_max_tokens": asked,
+            "request_params_n": np.ones_like(made),
+            "request_num_preemptions": preempted,
+            "request_prefill_kv_computed_tokens": prompt - cached,
+            "e2e_request_latency_seconds": finished - arrival,
+            "request_queue_time_seconds": (scheduled - queued)[ran],
+            "request_prefill_time_seconds": (first - scheduled)[spoke],
+            "request_decode_time_seconds": decode,
+            "request_inference_time_seconds": np.where(spoke, last - scheduled, 0),
+            "request_time_per_output_token_seconds": np.where(made > 1, decode // np.maximum(made - 1, 1), 0),
+        }
+        for name, values in seen.items():
+            self._by_request[name].observe_all(values)
