@@ -11,7 +11,8 @@ from knee.core.snapshot import Window
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """A distribution in milliseconds over `n` samples, `n_infinite` of which never finished.
 
-    A percentile that falls among those that never finished is None: unbounded, not missing.
+    A percentile that falls among those that never finished is None: unbounded, not missing. One that has too
+    few samples to be bounded from above is None too, and its name stands in `unsupported`.
     """
 
     n: int
@@ -21,6 +22,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     p95: float | None = None
     p99: float | None = None
     mean_finite: float | None = None
+    unsupported: tuple[str, ...] = ()
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +74,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     causes: dict[str, int] = {}
     invalid: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    stopped: Literal["", "clearly holds", "clearly breaks", "target lost", "interrupted"] = ""
+    stopped: Literal["", "clearly holds", "clearly breaks", "enough", "target lost", "interrupted"] = ""
     max_concurrency: int | None = None
     window: Window | None = None
     simulated: bool = False

@@ -13,7 +13,7 @@ from knee.core.requests import Observed
 from knee.core.snapshot import Snapshot, Window
 from knee.workload.spec import Workload
 
-Stop = Literal["", "clearly holds", "clearly breaks", "target lost", "interrupted"]
+Stop = Literal["", "clearly holds", "clearly breaks", "enough", "target lost", "interrupted"]
 
 Watch = Callable[[Observed, int], Stop]
 """Called about once a second of the target's time with what was seen so far and the instant in ns from the

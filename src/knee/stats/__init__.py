@@ -1,0 +1,1 @@
+"""Percentiles with censoring, intervals under autocorrelation, steady state, growth, comparison."""
