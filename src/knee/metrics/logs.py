@@ -7,7 +7,8 @@ same kind of window as a metrics page. What the line does not hold (queue time, 
 import ast
 import re
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
+from itertools import pairwise
 
 import msgspec
 
@@ -94,20 +95,17 @@ def _periodic(text: str, index: int) -> _Line | None:
 def _seconds(stamp: re.Match[str]) -> float:
     month, day, hour, minute, second = (int(part) for part in stamp.groups())
     try:
-        return (
-            datetime(_LEAP_YEAR, month, day, hour, minute, second) - datetime(_LEAP_YEAR, 1, 1)
-        ).total_seconds()
+        at = datetime(_LEAP_YEAR, month, day, hour, minute, second, tzinfo=UTC)
     except ValueError:
         return 0.0
+    return (at - datetime(_LEAP_YEAR, 1, 1, tzinfo=UTC)).total_seconds()
 
 
 def _snapshots(periodic: list[_Line], source: str) -> tuple[Snapshot, ...]:
     result: list[Snapshot] = []
     for engine in dict.fromkeys(line.engine for line in periodic):
         own = [line for line in periodic if line.engine == engine]
-        gaps = sorted(
-            b.at_s - a.at_s for a, b in zip(own, own[1:], strict=False) if 0 < b.at_s - a.at_s <= 60
-        )
+        gaps = sorted(b.at_s - a.at_s for a, b in pairwise(own) if 0 < b.at_s - a.at_s <= 60)
         interval_s = gaps[len(gaps) // 2] if gaps else DEFAULT_INTERVAL_S
         states = any(line.preemptions is not None for line in own)
         counters = {"prompt_tokens": 0.0, "generation_tokens": 0.0} | (
@@ -127,13 +125,8 @@ def _snapshots(periodic: list[_Line], source: str) -> tuple[Snapshot, ...]:
             gauges = {name: value for name, value in line.values.items() if not name.endswith("_tps")}
             # A clock that steps back (new year, a second server's log behind the first) must not reorder lines.
             at_ns = max(at_ns + NS_PER_S // 1000, s_to_ns(line.at_s))
-            result.append(
-                Snapshot(
-                    at_ns=at_ns,
-                    source=source,
-                    engines={engine: EngineSnapshot(gauges=gauges, counters=counters)},
-                )
-            )
+            seen = EngineSnapshot(gauges=gauges, counters=counters)
+            result.append(Snapshot(at_ns=at_ns, source=source, engines={engine: seen}))
     return tuple(result)
 
 
