@@ -1,0 +1,136 @@
+"""An HTTP/1.1 server: listen, hand each request to a handler, stop gracefully.
+
+    async def handler(request: Request, response: Response) -> None:
+        response.send(200, [(b"content-type", b"text/plain")], b"hello")
+
+    server = Server(handler, clock=RealClock())
+    await server.listen("127.0.0.1", 0)
+    ...
+    await server.stop(grace_seconds=5.0)
+
+The handler runs in a task of its own, which is cancelled when the client goes away. Requests on one
+connection are answered in order. Every size and every wait has a bound, see `limits.py`.
+"""
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine
+from email.utils import formatdate
+from typing import Any
+
+from knee.core.clock import Clock
+from knee.core.errors import UsageError
+from knee.core.units import NS_PER_S
+from knee.http1.exchange import Request, Response
+from knee.http1.inbound import Connection
+from knee.http1.limits import Limits
+
+Handler = Callable[[Request, Response], Coroutine[Any, Any, None]]
+
+TICK_SECONDS = 0.25
+"""How often deadlines are looked at, so how late a limit in seconds may act."""
+
+
+class Server:
+    """Accepts connections and keeps account of them."""
+
+    def __init__(
+        self, handler: Handler, *, clock: Clock, limits: Limits | None = None, name: bytes = b"knee"
+    ) -> None:
+        self.handler = handler
+        self.clock = clock
+        self.limits = limits or Limits()
+        self.stopping = False
+        self.refused_connections = 0
+        self._name = name
+        self._listener: asyncio.Server | None = None
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._connections: set[Connection] = set()
+        self._empty = asyncio.Event()
+        self._common = (0, b"")
+
+    async def listen(self, host: str, port: int) -> None:
+        """Open the port; 0 takes a free one.
+
+        Raises:
+            UsageError: the address is in use or not ours.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            self._listener = await loop.create_server(
+                lambda: Connection(self), host, port, backlog=self.limits.backlog
+            )
+        except (OSError, OverflowError) as error:
+            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            hint = "another program has that port; port 0 takes a free one" if in_use else ""
+            text = (isinstance(error, OSError) and error.strerror) or str(error)
+            raise UsageError(f"cannot listen on {host}:{port}: {text}", hint) from error
+        self._tick_handle = loop.call_later(TICK_SECONDS, self._tick)
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        if self._listener is None or not self._listener.sockets:
+            raise ValueError("the server does not listen")
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    @property
+    def open_connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    async def stop(self, grace_seconds: float) -> bool:
+        """Close the port, let requests in service finish, then break what is left; whether all finished."""
+        self.stopping = True
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.finish()
+        finished = await self._until_empty(grace_seconds)
+        for connection in list(self._connections):
+            connection.abort()
+        await self._until_empty(1.0)
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+        if self._listener is not None:
+            await self._listener.wait_closed()
+        return finished
+
+    def admit(self, connection: Connection) -> bool:
+        """Take a connection into account; False where there are too many."""
+        self._connections.add(connection)
+        self._empty.clear()
+        if len(self._connections) <= self.limits.connections:
+            return True
+        self.refused_connections += 1
+        return False
+
+    def forget(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    def common_headers(self) -> bytes:
+        """The `date` and `server` lines, made once a second."""
+        second = self.clock.wall_ns() // NS_PER_S
+        if second != self._common[0]:
+            date = formatdate(second, usegmt=True).encode()
+            self._common = (second, b"date: " + date + b"\r\nserver: " + self._name + b"\r\n")
+        return self._common[1]
+
+    async def _until_empty(self, seconds: float) -> bool:
+        if not self._connections:
+            return True
+        try:
+            await asyncio.wait_for(self._empty.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def _tick(self) -> None:
+        now_ns = self.clock.monotonic_ns()
+        for connection in list(self._connections):
+            if connection.deadline_ns and now_ns >= connection.deadline_ns:
+                connection.overdue()
+        self._tick_handle = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
