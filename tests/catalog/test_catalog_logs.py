@@ -30,13 +30,17 @@ _AVERAGES = "Avg prompt throughput: 57.6 tokens/s, Avg generation throughput: 89
     ("text", "expected"),
     [
         (
-            f"INFO 07-28 06:40:59 [loggers.py:118] Engine 000: {_AVERAGES}Running: 8 reqs, Waiting: 0 reqs, "
-            "GPU KV cache usage: 91.2%, Prefix cache hit rate: 0.0%",
+            (
+                f"INFO 07-28 06:40:59 [x.py:1] Engine 000: {_AVERAGES}Running: 8 reqs, Waiting: 0 reqs, "
+                "GPU KV cache usage: 91.2%, Prefix cache hit rate: 0.0%"
+            ),
             {"engine": "000", "running": "8", "waiting": "0", "kv_percent": "91.2", "hit_percent": "0.0"},
         ),
         (
-            f"Engine 001: {_AVERAGES}Running: 5 reqs, Waiting: 10 reqs, Deferred: 2 reqs, Preemptions: 44, "
-            "CPU KV cache usage: 95.7%, Prefix cache hit rate: 0.0%, External prefix cache hit rate: 0.0%",
+            (
+                f"Engine 001: {_AVERAGES}Running: 5 reqs, Waiting: 10 reqs, Deferred: 2 reqs, Preemptions: 44,"
+                " CPU KV cache usage: 95.7%, Prefix cache hit rate: 0.0%, External …: 0.0%"
+            ),
             {"engine": "001", "deferred": "2", "preemptions": "44", "device": "CPU"},
         ),
         (
