@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from knee.core.point import Judged, Knee, Point
+from knee.core.point import Judged, Knee, Point, Summary
 from knee.core.slo import LATENCIES, Objective, Slo
 from knee.core.units import NS_PER_S, format_duration
 from knee.report.chart import Series, chart
@@ -13,28 +13,42 @@ SIMULATED = "simulated in virtual time"
 MEASURED = "measured"
 
 
+HEADS = (
+    *("rate/s", "served/s", "offered", "ok", "failed", "rejected", "censored"),
+    *("TTFT p50 ms", "p95", "p99", "ITL p50 ms", "p99", "E2E p95 ms"),
+)
+
+
 def milliseconds(value: float | None) -> str:
     """A latency for a table: four significant figures, `∞` where it is unbounded."""
     return "∞" if value is None else f"{value:.4g}"
 
 
+def percentile(summary: Summary, name: str) -> str:
+    """A percentile such as `p95` for a table; `few` where the samples do not carry it."""
+    return "few" if name in summary.unsupported else milliseconds(getattr(summary, name))
+
+
+def row(point: Point) -> list[str]:
+    """The cells under HEADS."""
+    return [
+        f"{point.rate:.4g}" if point.max_concurrency is None else f"{point.max_concurrency} clients",
+        f"{point.served_rate:.4g}",
+        *(str(n) for n in (point.offered, point.ok, point.failed, point.rejected, point.censored)),
+        *(percentile(point.ttft_ms, name) for name in ("p50", "p95", "p99")),
+        *(percentile(point.itl_ms, name) for name in ("p50", "p99")),
+        percentile(point.e2e_ms, "p95"),
+    ]
+
+
 def points_table(points: Sequence[Point], title: str = "") -> Table:
     """One row a point: what was asked, what was served, what requests saw, what was decided."""
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    for name in ("rate/s", "served/s", "offered", "ok", "failed", "rejected", "censored"):
-        table.add_column(name, justify="right")
-    for name in ("TTFT p50", "p95", "p99", "ITL p50", "p99", "E2E p95"):
-        table.add_column(f"{name}\nms" if " " in name else f"{name}\n", justify="right")
+    for head in HEADS:
+        table.add_column(head.replace(" p", "\np", 1) if " " in head else head, justify="right")
     table.add_column("SLO")
     for point in points:
-        table.add_row(
-            f"{point.rate:.4g}" if point.max_concurrency is None else f"{point.max_concurrency} clients",
-            f"{point.served_rate:.4g}",
-            *(str(n) for n in (point.offered, point.ok, point.failed, point.rejected, point.censored)),
-            *(milliseconds(v) for v in (point.ttft_ms.p50, point.ttft_ms.p95, point.ttft_ms.p99)),
-            *(milliseconds(v) for v in (point.itl_ms.p50, point.itl_ms.p99, point.e2e_ms.p95)),
-            verdict(point),
-        )
+        table.add_row(*row(point), verdict(point))
     return table
 
 
