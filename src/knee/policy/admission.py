@@ -1,0 +1,138 @@
+"""Who may enter: a bound on requests in flight, and a short queue with a deadline in front of it.
+
+Every request is one ticket, from its arrival to its last byte. The books balance at every instant:
+
+    arrived = in flight + queued + done + left + expired + shed
+
+No clock inside: every call takes `now_ns`. The caller acts on the ticket's state and closes it once.
+"""
+
+from collections import Counter
+from typing import Literal
+
+import msgspec
+
+from knee.policy.drain import DrainRate, retry_after_s
+
+State = Literal["admitted", "queued", "done", "left", "expired", "shed"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica may be given; a fleet of n ready replicas may be given n times as much.
+
+    `max_in_flight` and `max_queue` count requests, `queue_deadline_ns` bounds the wait for a place while a
+    replica is ready, `ready_wait_ns` the wait for any replica to become ready. `drain_rate` (requests/s, one
+    replica) is what a knee promises before anything has been seen.
+    """
+
+    max_in_flight: int
+    max_queue: int
+    queue_deadline_ns: int
+    ready_wait_ns: int = 30_000_000_000
+    drain_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_in_flight < 1 or self.max_queue < 0 or self.queue_deadline_ns < 0:
+            raise ValueError(f"limits must be positive: {self}")
+
+
+class Ticket:
+    """One request's place. Compared by identity."""
+
+    __slots__ = ("arrived_ns", "deadline_ns", "no_replica", "state")
+
+    def __init__(self, state: State, arrived_ns: int, deadline_ns: int, no_replica: bool) -> None:
+        self.state: State = state
+        self.arrived_ns = arrived_ns
+        self.deadline_ns = deadline_ns
+        self.no_replica = no_replica
+
+
+class Admission:
+    """The bound, the queue and the books."""
+
+    def __init__(self, limits: Limits, replicas: int = 0) -> None:
+        self.limits = limits
+        self.replicas = replicas
+        self.in_flight = 0
+        self.arrived = 0
+        self.ended: Counter[State] = Counter()
+        self._queue: dict[Ticket, None] = {}
+        self._drain = DrainRate(limits.drain_rate)
+
+    @property
+    def capacity(self) -> int:
+        """Requests that may be in flight with the replicas that are ready now."""
+        return self.limits.max_in_flight * self.replicas
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._queue)
+
+    def arrive(self, now_ns: int) -> Ticket:
+        """A ticket that is admitted, queued until its `deadline_ns`, or shed."""
+        self.arrived += 1
+        alone = self.replicas == 0
+        ticket = Ticket("queued", now_ns, now_ns + self._patience_ns(), no_replica=alone)
+        if not self._queue and self.in_flight < self.capacity:
+            self._admit(ticket, now_ns)
+        elif len(self._queue) < self._queue_bound() and ticket.deadline_ns > now_ns:
+            self._queue[ticket] = None
+        else:
+            self._end(ticket, "shed")
+        return ticket
+
+    def close(self, ticket: Ticket, now_ns: int) -> list[Ticket]:
+        """End `ticket`; the tickets whose state changed because of it. Closing twice changes nothing."""
+        if ticket.state == "queued":
+            del self._queue[ticket]
+            ticket.no_replica = self.replicas == 0
+            self._end(ticket, "expired" if now_ns >= ticket.deadline_ns else "left")
+            return []
+        if ticket.state != "admitted":
+            return []
+        self.in_flight -= 1
+        self._end(ticket, "done")
+        self._drain.note(now_ns, self.in_flight >= self.capacity, finished=1)
+        return self._fill(now_ns)
+
+    def resize(self, replicas: int, now_ns: int) -> list[Ticket]:
+        """`replicas` are ready from now on; the queued tickets whose state changed because of it."""
+        self.replicas = replicas
+        self._drain.note(now_ns, self.in_flight >= self.capacity)
+        return self._fill(now_ns)
+
+    def retry_after_s(self, now_ns: int) -> int | None:
+        """What to tell a refused client, in seconds; None below one second."""
+        return retry_after_s(len(self._queue), self._drain.per_s(now_ns))
+
+    def _patience_ns(self) -> int:
+        return self.limits.queue_deadline_ns if self.replicas else self.limits.ready_wait_ns
+
+    def _queue_bound(self) -> int:
+        # With no replica ready there is nothing in flight; what one could take may wait for it.
+        if self.replicas:
+            return self.limits.max_queue * self.replicas
+        return self.limits.max_queue + self.limits.max_in_flight
+
+    def _admit(self, ticket: Ticket, now_ns: int) -> None:
+        ticket.state = "admitted"
+        self.in_flight += 1
+        self._drain.note(now_ns, self.in_flight >= self.capacity)
+
+    def _fill(self, now_ns: int) -> list[Ticket]:
+        changed = []
+        while self._queue and self.in_flight < self.capacity:
+            ticket = next(iter(self._queue))
+            del self._queue[ticket]
+            if now_ns >= ticket.deadline_ns:
+                self._end(ticket, "expired")
+            else:
+                self._admit(ticket, now_ns)
+            changed.append(ticket)
+        return changed
+
+    def _end(self, ticket: Ticket, state: State) -> None:
+        ticket.state = state
+        self.ended[state] += 1
