@@ -38,8 +38,8 @@ _AVERAGES = "Avg prompt throughput: 57.6 tokens/s, Avg generation throughput: 89
         ),
         (
             (
-                f"Engine 001: {_AVERAGES}Running: 5 reqs, Waiting: 10 reqs, Deferred: 2 reqs, Preemptions: 44,"
-                " CPU KV cache usage: 95.7%, Prefix cache hit rate: 0.0%, External …: 0.0%"
+                f"Engine 001: {_AVERAGES}Running: 5 reqs, Waiting: 10 reqs, Deferred: 2 reqs, "
+                "Preemptions: 44, CPU KV cache usage: 95.7%, Prefix cache hit rate: 0.0%, External …: 0.0%"
             ),
             {"engine": "001", "deferred": "2", "preemptions": "44", "device": "CPU"},
         ),
