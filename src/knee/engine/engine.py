@@ -5,6 +5,8 @@ engine.add(Request("a", prompt_tokens=1000, output_tokens=200, arrival_ns=0), no
 step = engine.next_step(now_ns=0)   # what happens at step.end_ns; call again then
 """
 
+from collections.abc import Iterator
+
 import msgspec
 
 from knee.core.requests import NEVER
@@ -13,6 +15,9 @@ from knee.engine.config import EngineConfig
 from knee.engine.metrics import Metrics
 from knee.engine.request import Request
 from knee.engine.scheduler import Scheduler
+
+Gap = tuple[int, int, int]
+"""A gap in ns, between how many pairs of tokens it was seen, and when the later ones came."""
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -43,6 +48,7 @@ class Engine:
         self._pending: StepResult | None = None
         self._late: dict[Request, int] = {}  # when a decode that missed a step had its last token
         self._aborting: list[Request] = []
+        self._gaps: list[Gap] = []
 
     def add(self, request: Request, now_ns: int) -> str:
         """Take a request; "" if it is queued, else the reason why it is not.
@@ -137,21 +143,40 @@ class Engine:
     def snapshot(self, at_ns: int) -> EngineSnapshot:
         """The engine's metrics at `at_ns`, under normalised names."""
         self.settle(at_ns)
-        scheduler = self.scheduler
-        waiting = float(len(scheduler.waiting))
         return EngineSnapshot(
-            gauges={
-                "num_requests_running": float(len(scheduler.running)),
-                "num_requests_waiting": waiting,
-                "num_requests_waiting_by_reason{capacity}": waiting,
-                "num_requests_waiting_by_reason{deferred}": 0.0,
-                "kv_cache_usage_perc": scheduler.kv.usage,
-                "engine_sleep_state{awake}": 1.0,
-            },
+            gauges=self.gauges(),
             counters=self.metrics.counters(),
             histograms=self.metrics.histograms(),
             info=cache_config_info(self.config),
         )
+
+    def gauges(self) -> dict[str, float]:
+        """The gauges as they stood when the last step ended."""
+        scheduler = self.scheduler
+        waiting = float(len(scheduler.waiting))
+        return {
+            "num_requests_running": float(len(scheduler.running)),
+            "num_requests_waiting": waiting,
+            "num_requests_waiting_by_reason{capacity}": waiting,
+            "num_requests_waiting_by_reason{deferred}": 0.0,
+            "kv_cache_usage_perc": scheduler.kv.usage,
+        }
+
+    def unfinished(self) -> Iterator[tuple[Request, int, int]]:
+        """Between two steps: requests with some of their tokens, how many, and when the last one came."""
+        for request in self.requests.values():
+            if request.first_ns != NEVER:
+                last_ns = self._late.get(request, self.step_end_ns)
+                yield request, request.made_by(self.scheduler.steps), last_ns
+
+    def take_gaps(self) -> list[Gap]:
+        """The gaps between tokens since the last call, in order of their ends."""
+        gaps, self._gaps = self._gaps, []
+        return gaps
+
+    def _gap(self, ns: int, count: int, at_ns: int) -> None:
+        self.metrics.inter_token.observe(ns, count)
+        self._gaps.append((ns, count, at_ns))
 
     def _emit(self, emits: list[Request], last_end_ns: int, end_ns: int) -> None:
         """Count one token for each of `emits`: a first one, or one after a gap."""
@@ -164,11 +189,11 @@ class Engine:
                 prompt_tokens += request.prompt_tokens
                 metrics.started(request)
             elif request in self._late:
-                metrics.inter_token.observe(end_ns - self._late.pop(request))
+                self._gap(end_ns - self._late.pop(request), 1, end_ns)
             else:
                 plain += 1
         if plain:
-            metrics.inter_token.observe(end_ns - last_end_ns, plain)
+            self._gap(end_ns - last_end_ns, plain, end_ns)
         if emits:
             metrics.generated += len(emits)
             metrics.iteration_tokens.observe(len(emits) + prompt_tokens)

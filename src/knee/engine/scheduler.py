@@ -117,6 +117,8 @@ class Scheduler:
                 break
             self.waiting.pop()
             request.computed = cached
+            if request.cached_tokens == NEVER:
+                request.cached_tokens = cached
             request.serial = self._serial
             self._serial += 1
             self.running[request.serial] = request
