@@ -29,7 +29,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: "Server") -> None:
         self._server = server
         self._transport: asyncio.Transport | None = None
-        self._reader = RequestReader(server.limits)
+        self._reader = RequestReader(server.limits, server.screen)
         self._response: Response | None = None
         self._task: asyncio.Task[None] | None = None
         self._writable = True
@@ -103,7 +103,10 @@ class Connection(asyncio.Protocol):
         response.writable = self._writable
         response.keep_alive = isinstance(item, Request) and item.keep_alive and not self._server.stopping
         if isinstance(item, Refusal):
-            response.send(item.status, (JSON,), error_body(item.status, item.message))
+            self._server.refused[item.status] += 1
+            response.send(
+                item.status, (JSON, *item.headers), error_body(item.status, item.message, item.kind)
+            )
             return
         self._task = asyncio.get_running_loop().create_task(self._server.handler(item, response))
         self._task.add_done_callback(self._handled)
@@ -166,6 +169,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     # --- waiting and ending
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of request bodies that are held and not yet in service."""
+        return self._reader.held_bytes
 
     @property
     def idle(self) -> bool:

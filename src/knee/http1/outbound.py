@@ -5,6 +5,7 @@ is what keeps the cost of a streamed chunk near that of the system call which re
 """
 
 import asyncio
+import select
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -71,6 +72,8 @@ class Outbound(asyncio.Protocol):
         self._read_ns = 0
         self._request = b""
         self._reused = False
+        self.paused = False
+        """Whether reading is held back; no timeout between bytes runs meanwhile."""
         self.started_ns = 0
         self.last_ns = 0
         """The instant of the latest byte, or of the send where none came yet."""
@@ -89,6 +92,27 @@ class Outbound(asyncio.Protocol):
         self._transport.write(request)
         self.started_ns = self.last_ns = now_ns = self._now()
         exchange.sent(now_ns)
+
+    def pause(self) -> None:
+        """Read no more until `resume`: who the answer is for takes it more slowly than it comes."""
+        if not self.paused and self._transport is not None:
+            self.paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self.paused and self._transport is not None:
+            self.paused = False
+            self.last_ns = self._now()
+            self._transport.resume_reading()
+
+    def silent(self) -> bool:
+        """Whether the socket has nothing to read: on a free connection anything, even its end, is bad."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        poller = select.poll()
+        poller.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not poller.poll(0)
 
     def carries(self, exchange: Exchange) -> bool:
         """Whether `exchange` is the one under way."""
@@ -191,6 +215,8 @@ class Outbound(asyncio.Protocol):
     def _finish(self, reusable: bool) -> None:
         exchange, self._exchange, self._parser = self._exchange, None, None
         self._reused = True
+        self._request = b""
+        self.resume()
         if not reusable:
             self.close()
         self._released(self, reusable)

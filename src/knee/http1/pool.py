@@ -68,10 +68,9 @@ class Pool:
 
     def start(self, exchange: Exchange, request: bytes) -> None:
         """Send `request`; whatever comes of it, `exchange` hears it, and hears it end."""
-        oldest_ns = self._now() - IDLE_NS
         while self._free:
             connection = self._free.pop()
-            if connection.last_ns >= oldest_ns:
+            if self._usable(connection):
                 self._busy.add(connection)
                 connection.send(exchange, request)
                 return
@@ -103,6 +102,14 @@ class Pool:
                 task.cancel()
                 return
 
+    def _usable(self, connection: Outbound) -> bool:
+        """Whether a free connection may carry another request."""
+        return connection.last_ns >= self._now() - IDLE_NS
+
+    def _stale(self, exchange: Exchange, request: bytes) -> None:
+        """A connection that was kept turned out to be closed."""
+        self._start_fresh(exchange, request)
+
     def _start_fresh(self, exchange: Exchange, request: bytes) -> None:
         now_ns = self._now()
         if self._closed:
@@ -117,7 +124,7 @@ class Pool:
         task = asyncio.current_task()
         assert task is not None
         self.opened += 1
-        connection = Outbound(self._now, self._released, self._start_fresh, self._body_limit)
+        connection = Outbound(self._now, self._released, self._stale, self._body_limit)
         try:
             await self._loop.create_connection(
                 lambda: connection, self._origin.host, self._origin.port, ssl=self._tls
@@ -156,8 +163,11 @@ class Pool:
         late = [
             connection
             for connection in self._busy
-            if connection.last_ns < (quiet_since if connection.heard else unheard_since)
-            or connection.started_ns < started_by
+            if not connection.paused
+            and (
+                connection.last_ns < (quiet_since if connection.heard else unheard_since)
+                or connection.started_ns < started_by
+            )
         ]
         for connection in late:
             if not connection.heard:

@@ -7,6 +7,7 @@ earlier answers still go out before it.
 """
 
 from collections import deque
+from collections.abc import Callable
 
 import httptools
 import msgspec
@@ -20,6 +21,12 @@ class Refusal(msgspec.Struct, frozen=True):
 
     status: int
     message: str
+    kind: str = ""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+Screen = Callable[[Request], Refusal | None]
+"""Called when the head of a request is whole; a refusal leaves its body unread and ends the connection."""
 
 
 class RequestReader:
@@ -32,13 +39,14 @@ class RequestReader:
 
     __slots__ = (
         "_body", "_fields", "_head_bytes", "_held_bytes", "_limits", "_parser", "_progress", "_quiet_bytes",
-        "_refusal", "_request", "_url", "begun", "over", "ready", "unread", "wants_continue",
+        "_refusal", "_request", "_screen", "_url", "begun", "over", "ready", "unread", "wants_continue",
     )  # fmt: skip
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, screen: Screen | None = None) -> None:
         self.ready: deque[Request | Refusal] = deque()
         self.begun = self.over = self.unread = self.wants_continue = False
         self._limits = limits
+        self._screen = screen
         self._parser = httptools.HttpRequestParser(self)
         self._fields: list[tuple[bytes, bytes]] = []
         self._url = b""
@@ -52,6 +60,11 @@ class RequestReader:
     def in_body(self) -> bool:
         """Whether the head of a request is whole and its body is not."""
         return self._request is not None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of bodies held here, of whole requests and of the one that is arriving."""
+        return self._held_bytes + len(self._body)
 
     def feed(self, data: bytes) -> None:
         """Read on."""
@@ -70,8 +83,7 @@ class RequestReader:
             self._ignore_upgrade()
         except httptools.HttpParserError as error:
             if not self.over:
-                found = self._refusal or Refusal(400, f"malformed request: {error}")
-                self.refuse(found.status, found.message)
+                self._end(self._refusal or Refusal(400, f"malformed request: {error}"))
 
     def take(self) -> Request | Refusal:
         """The next item of `ready`."""
@@ -82,7 +94,10 @@ class RequestReader:
 
     def refuse(self, status: int, message: str) -> None:
         """End the connection with this error, after the answers to what is ready."""
-        self.ready.append(Refusal(status, message))
+        self._end(Refusal(status, message))
+
+    def _end(self, refusal: Refusal) -> None:
+        self.ready.append(refusal)
         self.over = self.unread = True
         self.begun = self.wants_continue = False
         self._request = None
@@ -126,6 +141,10 @@ class RequestReader:
         self._check_framing(request)
         request.keep_alive = self._parser.should_keep_alive()
         self._request = request
+        if self._screen is not None:
+            self._refusal = self._screen(request)
+            if self._refusal is not None:
+                raise ValueError(self._refusal.message)
 
     def on_chunk_header(self) -> None:
         """A chunk begins."""

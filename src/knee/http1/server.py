@@ -14,6 +14,7 @@ connection are answered in order. Every size and every wait has a bound, see `li
 
 import asyncio
 import errno
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from email.utils import formatdate
 from typing import Any
@@ -24,6 +25,7 @@ from knee.core.units import NS_PER_S
 from knee.http1.exchange import Request, Response
 from knee.http1.inbound import Connection
 from knee.http1.limits import Limits
+from knee.http1.reader import Screen
 
 Handler = Callable[[Request, Response], Coroutine[Any, Any, None]]
 
@@ -32,12 +34,24 @@ TICK_SECONDS = 0.25
 
 
 class Server:
-    """Accepts connections and keeps account of them."""
+    """Accepts connections and keeps account of them.
+
+    `screen` sees each request's head before its body is read. `refused` counts, by status, the requests that
+    never reached the handler.
+    """
 
     def __init__(
-        self, handler: Handler, *, clock: Clock, limits: Limits | None = None, name: bytes = b"knee"
+        self,
+        handler: Handler,
+        *,
+        clock: Clock,
+        limits: Limits | None = None,
+        name: bytes = b"knee",
+        screen: Screen | None = None,
     ) -> None:
         self.handler = handler
+        self.screen = screen
+        self.refused: Counter[int] = Counter()
         self.clock = clock
         self.limits = limits or Limits()
         self.stopping = False
@@ -78,6 +92,11 @@ class Server:
     def open_connections(self) -> int:
         """How many connections are open."""
         return len(self._connections)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of request bodies that have arrived and are not yet in service."""
+        return sum(connection.held_bytes for connection in self._connections)
 
     async def stop(self, grace_seconds: float) -> bool:
         """Close the port, let requests in service finish, then break what is left; whether all finished."""
