@@ -1,6 +1,8 @@
 """A simulated engine as a target: minutes of traffic in virtual time."""
 
+from knee.core.point import Point
 from knee.core.requests import Observed
+from knee.core.slo import Slo
 from knee.core.snapshot import EngineSnapshot, Snapshot
 from knee.core.units import NS_PER_S
 from knee.engine.config import EngineConfig
@@ -8,6 +10,7 @@ from knee.engine.drive import step_until
 from knee.engine.engine import Engine
 from knee.engine.load import ClosedLoop, OpenLoop, one_by_one
 from knee.engine.seen import Seen
+from knee.measure.point import make_point
 from knee.measure.target import Measured, Offer, Stop, TargetInfo, Watch
 from knee.metrics.window import window
 from knee.workload.schedule import schedule
@@ -91,6 +94,15 @@ class SimulatedTarget:
             version=self.engine.config.version,
             model_name="simulated",
         )
+
+
+def simulated_point(config: EngineConfig, offer: Offer, slo: Slo | None = None) -> Point:
+    """What a fresh engine of `config` makes of `offer`.
+
+    Raises:
+        UsageError: the engine, the workload or the rate cannot be.
+    """
+    return make_point(SimulatedTarget(config).measure(offer), offer, slo, simulated=True)
 
 
 class _Point:
