@@ -10,7 +10,7 @@ from knee import __version__
 from knee.cli.app import log
 from knee.core.errors import EXIT_INTERRUPTED, KneeError, UsageError
 
-COMMANDS: tuple[str, ...] = ("fit", "simulate", "deploy")
+COMMANDS: tuple[str, ...] = ("fit", "bench", "diagnose", "simulate", "deploy")
 """The commands in the order of the story; each is a function, or a group of them, in the module of `knee.cli`
 of that name."""
 

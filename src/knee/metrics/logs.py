@@ -123,7 +123,7 @@ def _snapshots(periodic: list[_Line], source: str) -> tuple[Snapshot, ...]:
             if states:
                 counters["num_preemptions"] += line.preemptions or 0.0
             gauges = {name: value for name, value in line.values.items() if not name.endswith("_tps")}
-            # A clock that steps back (new year, a second server's log behind the first) must not reorder lines.
+            # A clock that steps back (new year, another server's log behind) must not reorder lines.
             at_ns = max(at_ns + NS_PER_S // 1000, s_to_ns(line.at_s))
             seen = EngineSnapshot(gauges=gauges, counters=counters)
             result.append(Snapshot(at_ns=at_ns, source=source, engines={engine: seen}))

@@ -1,0 +1,172 @@
+"""One engine's window as the quantities that rules speak of. None means that it was not shown, never zero."""
+
+import msgspec
+
+from knee.core.snapshot import EngineWindow, GaugeStats, Histogram
+from knee.diagnose.facts import Facts
+from knee.metrics.window import Bracket, mean, quantile, share_above
+
+WAITING, RUNNING, KV = "num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"
+TTFT, ITL = "time_to_first_token_seconds", "inter_token_latency_seconds"
+QUEUE, PREFILL = "request_queue_time_seconds", "request_prefill_time_seconds"
+
+
+class Signals(msgspec.Struct, frozen=True, kw_only=True):
+    """Means in seconds and tokens over the window; `queued_*`: over the instants at which requests waited.
+
+    `kv_tokens` is the cache's capacity, `request_tokens` the mean of prompt + output of finished requests,
+    `cached_share` the share of prompt tokens that the prefix cache served. `full_steps` is the share of
+    engine steps that fill most of the token budget, as (at least, at most). `front_s` is what TTFT holds
+    beyond queue and prefill: HTTP, tokenization, detokenization.
+    """
+
+    facts: Facts
+    seconds: float
+    samples: int
+    engine: EngineWindow
+    running: GaugeStats | None
+    waiting: GaugeStats | None
+    kv: GaugeStats | None
+    queued_running: GaugeStats | None
+    queued_kv: GaugeStats | None
+    preemptions: float | None
+    finished: float | None
+    generated: float | None
+    prefilled: float | None
+    steps: float | None
+    ttft_s: float | None
+    queue_s: float | None
+    prefill_s: float | None
+    itl_s: float | None
+    itl_p50: Bracket | None
+    itl_p99: Bracket | None
+    prompt_tokens: float | None
+    output_tokens: float | None
+    cached_share: float | None
+    kv_tokens: float | None
+    cap: float | None
+    budget: float | None
+    full_steps: tuple[float, float] | None
+
+    @property
+    def request_tokens(self) -> float | None:
+        """Mean tokens a request holds when it ends."""
+        if self.prompt_tokens is None or self.output_tokens is None:
+            return None
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def front_s(self) -> float | None:
+        """TTFT - queue - prefill, at least zero."""
+        if self.ttft_s is None or self.queue_s is None or self.prefill_s is None:
+            return None
+        return max(0.0, self.ttft_s - self.queue_s - self.prefill_s)
+
+    @property
+    def prefill_rate(self) -> float | None:
+        """Prompt tokens computed per second of the window."""
+        return self.prefilled / self.seconds if self.prefilled is not None and self.seconds > 0 else None
+
+    @property
+    def moving(self) -> bool | None:
+        """Whether requests came and went: only then does a constant number of running ones mean a cap."""
+        counts = [count for count in (self.finished, self.prefilled) if count is not None]
+        return any(count > 0 for count in counts) if counts else None
+
+
+def signals(engine: EngineWindow, seconds: float, facts: Facts) -> Signals:
+    """The signals of one engine over a window of `seconds` (0 where there was one instant)."""
+    gauges, counters, histograms = engine.gauges, engine.counters, engine.histograms
+    itl = histograms.get(ITL)
+    prompt, cached = counters.get("prompt_tokens"), counters.get("prompt_tokens_cached")
+    computed = histograms.get("request_prefill_kv_computed_tokens")
+    queries, hits = counters.get("prefix_cache_queries"), counters.get("prefix_cache_hits")
+    share = _ratio(cached, prompt) if cached is not None else _ratio(hits, queries)
+    budget = facts.number("max_num_scheduled_tokens") or facts.number("max_num_batched_tokens")
+    steps = histograms.get("iteration_tokens")
+    prefilled = prompt * (1 - (share or 0.0)) if prompt is not None else (computed.sum if computed else None)
+    return Signals(
+        facts=facts,
+        seconds=seconds,
+        samples=max((stats.samples for stats in gauges.values()), default=0),
+        engine=engine,
+        running=gauges.get(RUNNING),
+        waiting=gauges.get(WAITING),
+        kv=gauges.get(KV),
+        queued_running=engine.queued.get(RUNNING),
+        queued_kv=engine.queued.get(KV),
+        preemptions=_total(counters, "num_preemptions"),
+        finished=_total(counters, "request_success"),
+        generated=counters.get("generation_tokens"),
+        prefilled=prefilled,
+        steps=steps.count if steps else None,
+        ttft_s=_mean(histograms.get(TTFT)),
+        queue_s=_mean(histograms.get(QUEUE)),
+        prefill_s=_mean(histograms.get(PREFILL)),
+        itl_s=_mean(itl),
+        itl_p50=quantile(itl, 0.5) if itl else None,
+        itl_p99=quantile(itl, 0.99) if itl else None,
+        prompt_tokens=_mean(histograms.get("request_prompt_tokens")),
+        output_tokens=_mean(histograms.get("request_generation_tokens")),
+        cached_share=share,
+        kv_tokens=kv_tokens(engine.info, facts),
+        cap=facts.number("max_num_active_seqs") or facts.number("max_num_seqs"),
+        budget=budget,
+        full_steps=_full_steps(steps, budget, gauges.get(RUNNING)),
+    )
+
+
+def kv_tokens(info: dict[str, str], facts: Facts) -> float | None:
+    """Tokens the KV cache holds: as the server states it, else blocks x block size.
+
+    The product overstates hybrid models (vLLM's own label `kv_cache_size_tokens`, 0.24+, does not); block 0
+    is vLLM's null block (v1/core/block_pool.py).
+    """
+    for known in (info, facts.flags):
+        try:
+            stated = float(known["kv_cache_size_tokens"])
+        except (KeyError, ValueError):
+            continue
+        if stated > 0:
+            return stated
+    try:
+        return max(0.0, float(info["num_gpu_blocks"]) - 1) * float(info["block_size"]) or None
+    except (KeyError, ValueError):
+        return None
+
+
+def _full_steps(
+    steps: Histogram | None, budget: float | None, running: GaugeStats | None
+) -> tuple[float, float] | None:
+    """The share of steps that are full: that hold more than half the budget (buckets tell no more).
+
+    Where the budget is not known, the highest bucket that holds steps stands for it, if its steps are far
+    larger than decoding alone makes them (one token a running request).
+    """
+    if steps is None or steps.count <= 0:
+        return None
+    if budget is not None:
+        return share_above(steps, budget / 2)
+    top = next((i for i, count in enumerate(steps.counts) if count >= steps.count), len(steps.bounds))
+    below = steps.counts[top - 1] if top else 0.0
+    floor = steps.bounds[top - 1] if top else 0.0
+    if running is None or floor < max(512.0, 4 * running.high):
+        return None
+    share = 1 - below / steps.count
+    return (0.0, share) if share > 0 else None
+
+
+def _total(counters: dict[str, float], name: str) -> float | None:
+    """A counter, summed over its further label where it has one (reasons of preemptions, of endings)."""
+    if name in counters:
+        return counters[name]
+    parts = [value for key, value in counters.items() if key.startswith(name + "{")]
+    return sum(parts) if parts else None
+
+
+def _mean(histogram: Histogram | None) -> float | None:
+    return mean(histogram) if histogram else None
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return min(1.0, part / whole) if part is not None and whole else None
