@@ -15,7 +15,7 @@ from knee.core.errors import InputError
 MAX_NODES = 400_000
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_HELM = re.compile(r"\{\{-?\s*(?:include|template|toYaml)?\s*\(?\s*\.(?:Values|Release|Chart|Capabilities)\b")
+_HELM = re.compile(r"\{\{-?\s*(?:\w+\s+)*\(?\s*\.(?:Values|Release|Chart|Capabilities)\b")
 
 
 class Mapping(dict[str, Any]):
