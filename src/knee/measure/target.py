@@ -39,10 +39,18 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How the client itself fared, for the validity of a point. None where it cannot be known."""
+    """How the client itself fared, for the validity of a point. None where it cannot be known.
+
+    `dispatch_lag_p99_ms` is how late requests were started (the time to connect is not in it), `cpu_share`
+    the share of one core that the busiest worker used, `cached_share` the share of prompt tokens that the
+    server took from its prefix cache, `clock_jump_ms` how far the wall clock moved against the monotonic one.
+    """
 
     loop_lag_p99_ms: float | None = None
+    dispatch_lag_p99_ms: float | None = None
     cpu_share: float | None = None
+    cached_share: float | None = None
+    clock_jump_ms: float | None = None
     workers: int = 1
     notes: tuple[str, ...] = ()
 
