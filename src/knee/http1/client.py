@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -158,6 +158,42 @@ class Client:
     def close(self) -> None:
         """Drop all connections."""
         self._pool.close()
+
+
+class BlockingClient:
+    """A `Client` for callers without an event loop: several requests over kept connections, one at a time.
+
+    A context manager; must not be used from inside an event loop.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 10.0,
+        tls: ssl.SSLContext | None = None,
+        body_limit: int = BODY_LIMIT,
+    ) -> None:
+        self.origin = parse_origin(url)
+        self._make = lambda: Client(url, headers=headers, timeout_s=timeout_s, tls=tls, body_limit=body_limit)
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._loop = self._stack.enter_context(private_loop())
+        self._client = self._loop.run_until_complete(self._made())
+        self._stack.callback(self._client.close)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def request(self, path: str = "", body: Any = None, method: str = "") -> Answer:
+        """As `Client.request`."""
+        return self._loop.run_until_complete(self._client.request(path, body, method))
+
+    async def _made(self) -> Client:
+        return self._make()
 
 
 async def fetch_async(

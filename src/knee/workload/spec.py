@@ -4,6 +4,10 @@ from typing import Literal
 
 import msgspec
 
+LENGTHS_HELP = "a number, uniform:LOW-HIGH, lognormal:MEAN:CV[:LOW-HIGH], or a list 100,200,300"
+BURST_HELP = "SIZE/PERIOD, as in 50/10s"
+"""How `workload.parse` reads what people write."""
+
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A distribution of token counts.

@@ -1,0 +1,126 @@
+"""The books of one point: a column entry for every request offered, from the instant it is offered."""
+
+from array import array
+from collections import Counter
+
+import numpy as np
+
+from knee.core.requests import CENSORED, NEVER, Gaps, Ints, Observed
+from knee.core.units import NS_PER_MS
+
+GAPS_KEPT = 2_000_000
+"""Gaps kept one by one. Beyond, alike ones are merged: within 0.4% in length and a slice of time."""
+FIRST_SLICE_NS = 100 * NS_PER_MS
+"""The slice of time at first; it grows as far as a long run needs to stay within half of GAPS_KEPT."""
+MERGE_STEP = 1.004
+
+
+class Books:
+    """Columns that grow by one entry per offered request; all instants in ns from the start of the point.
+
+    An entry is censored until `close` says otherwise, so that at any moment
+    offered = ok + failed + rejected + censored.
+    """
+
+    def __init__(self) -> None:
+        self.due_ns, self.sent_ns, self.first_ns, self.last_ns, self.end_ns = (array("q") for _ in range(5))
+        self.prompt_tokens, self.asked_tokens = array("q"), array("q")
+        self.output_tokens, self.first_tokens = array("q"), array("q")
+        self.outcome = array("b")
+        self.causes: Counter[str] = Counter()
+        self.said: dict[str, str] = {}
+        """The first thing the server said with each cause."""
+        self.notes: Counter[str] = Counter()
+        self.retry_after: Counter[str] = Counter()
+        self.cached_tokens = 0
+        self.gap_ns, self.gap_count, self.gap_at_ns = array("q"), array("q"), array("q")
+        self.chunk_ns = array("q")
+        self._chunk_stride = 1
+        self._chunks_seen = 0
+        self._slice_ns = FIRST_SLICE_NS
+
+    def __len__(self) -> int:
+        return len(self.due_ns)
+
+    def offer(self, due_ns: int, prompt_tokens: int, asked_tokens: int) -> int:
+        """Enter a request; its index."""
+        for instants in (self.sent_ns, self.first_ns, self.last_ns, self.end_ns):
+            instants.append(NEVER)
+        self.due_ns.append(due_ns)
+        self.prompt_tokens.append(prompt_tokens)
+        self.asked_tokens.append(asked_tokens)
+        self.output_tokens.append(0)
+        self.first_tokens.append(0)
+        self.outcome.append(CENSORED)
+        return len(self.due_ns) - 1
+
+    def gap(self, chunk_ns: int, tokens: int, at_ns: int) -> None:
+        """A chunk of `tokens` tokens came at `at_ns`, `chunk_ns` after the one before it."""
+        self.gap_ns.append(chunk_ns // tokens)
+        self.gap_count.append(tokens)
+        self.gap_at_ns.append(at_ns)
+        self._chunks_seen += 1
+        if self._chunks_seen % self._chunk_stride == 0:
+            self.chunk_ns.append(chunk_ns)
+        if len(self.gap_ns) >= GAPS_KEPT:
+            self._thin_out()
+
+    def cause(self, cause: str, said: str = "") -> None:
+        """Count why a request was not answered."""
+        self.causes[cause] += 1
+        if said:
+            self.said.setdefault(cause, said)
+
+    def observed(self, end_of_load_ns: int) -> Observed:
+        """A copy of the books as they stand."""
+        order = np.argsort(_copy(self.gap_at_ns), kind="stable")
+        return Observed(
+            due_ns=_copy(self.due_ns),
+            sent_ns=_copy(self.sent_ns),
+            first_ns=_copy(self.first_ns),
+            last_ns=_copy(self.last_ns),
+            end_ns=_copy(self.end_ns),
+            outcome=np.array(self.outcome, dtype=np.int8),
+            prompt_tokens=_copy(self.prompt_tokens),
+            asked_tokens=_copy(self.asked_tokens),
+            output_tokens=_copy(self.output_tokens),
+            first_tokens=_copy(self.first_tokens),
+            gaps=Gaps(
+                ns=_copy(self.gap_ns)[order],
+                count=_copy(self.gap_count)[order],
+                at_ns=_copy(self.gap_at_ns)[order],
+                chunk_ns=_copy(self.chunk_ns),
+            ),
+            end_of_load_ns=end_of_load_ns,
+            causes=dict(self.causes),
+        )
+
+    def _thin_out(self) -> None:
+        ns, count, at = (_copy(column) for column in (self.gap_ns, self.gap_count, self.gap_at_ns))
+        ns, count, at = merge_alike(ns, count, at, self._slice_ns)
+        while len(ns) > GAPS_KEPT // 2:
+            self._slice_ns *= 4
+            ns, count, at = merge_alike(ns, count, at, self._slice_ns)
+        self.gap_ns, self.gap_count, self.gap_at_ns = (array("q", c.tobytes()) for c in (ns, count, at))
+        if len(self.chunk_ns) >= GAPS_KEPT // 4:
+            self.chunk_ns = self.chunk_ns[1::2]
+            self._chunk_stride *= 2
+
+
+def merge_alike(ns: Ints, count: Ints, at_ns: Ints, slice_ns: int) -> tuple[Ints, Ints, Ints]:
+    """The same weighted gaps in fewer entries: those alike in length and time become one.
+
+    The number of gaps is unchanged and their sum within rounding; each is moved by less than 0.4% of its
+    length and `slice_ns` in time.
+    """
+    size = (np.log(np.maximum(ns, 1)) / np.log(MERGE_STEP)).astype(np.int64)
+    _, where = np.unique((at_ns // slice_ns) * (1 << 14) + size, return_inverse=True)
+    counts = np.bincount(where, weights=count)
+    means = np.bincount(where, weights=ns.astype(np.float64) * count) / counts
+    latest = np.zeros(len(counts), dtype=np.int64)
+    np.maximum.at(latest, where, at_ns)
+    return np.rint(means).astype(np.int64), counts.astype(np.int64), latest
+
+
+def _copy(column: "array[int]") -> Ints:
+    return np.array(column, dtype=np.int64)

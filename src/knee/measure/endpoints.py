@@ -1,0 +1,66 @@
+"""What is asked of a server: the JSON around a prompt, for each way to ask for tokens."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from knee.core.errors import UsageError
+
+EndpointName = Literal["completions", "chat"]
+
+PATHS: dict[EndpointName, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """How requests are made, the same for all of a point.
+
+    `body` are further fields of the request, `n` the answers asked for per prompt. `continuous_usage` asks
+    for token counts in every chunk. With `ignore_eos` the answer has the length asked for.
+    """
+
+    model: str
+    endpoint: EndpointName = "completions"
+    stream: bool = True
+    continuous_usage: bool = True
+    ignore_eos: bool = True
+    n: int = 1
+    body: dict[str, Any] = {}
+
+
+class Form(msgspec.Struct, frozen=True):
+    """A request body but for its prompt and its length: what comes before, between and after them."""
+
+    before: bytes
+    between: bytes
+    after: bytes
+
+    def fill(self, prompt: str, output_tokens: int) -> bytes:
+        """The body. `prompt` must hold nothing that JSON escapes: it is put in as it is."""
+        return b"%b%b%b%d%b" % (self.before, prompt.encode(), self.between, output_tokens, self.after)
+
+
+def form(ask: Ask) -> Form:
+    """The body of every request that `ask` describes.
+
+    Raises:
+        UsageError: a further field would replace one that the measurement depends on.
+    """
+    taken = {"model", "prompt", "messages", "max_tokens", "stream", "stream_options", "n"} & set(ask.body)
+    if taken:
+        raise UsageError(f"the body field {min(taken)!r} is set by other options")
+    options: dict[str, Any] = {"temperature": 0, "stream": ask.stream}
+    if ask.ignore_eos:
+        options["ignore_eos"] = True
+    if ask.n > 1:
+        # Answers that are all alike would be cached as one; a temperature above 0 makes them differ.
+        options |= {"n": ask.n, "temperature": 1}
+    if ask.stream:
+        options["stream_options"] = {"include_usage": True}
+        if ask.continuous_usage:
+            options["stream_options"]["continuous_usage_stats"] = True
+    opening = b'{"model":%b,' % msgspec.json.encode(ask.model)
+    if ask.endpoint == "chat":
+        before, between = b'"messages":[{"role":"user","content":"', b'"}],"max_tokens":'
+    else:
+        before, between = b'"prompt":"', b'","max_tokens":'
+    return Form(opening + before, between, b"," + msgspec.json.encode(options | ask.body)[1:])

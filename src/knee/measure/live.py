@@ -1,0 +1,276 @@
+"""A live server over HTTP, as a target."""
+
+import asyncio
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+
+from knee.core.clock import RealClock
+from knee.core.errors import InputError, TargetError
+from knee.core.requests import RequestRecord
+from knee.core.run import RECORDS, append_lines
+from knee.core.snapshot import Snapshot
+from knee.core.units import NS_PER_MS, NS_PER_S
+from knee.http1.client import BlockingClient, Client, private_loop, request_head
+from knee.http1.origin import Origin, parse_origin
+from knee.http1.pool import Pool, Timeouts
+from knee.measure.endpoints import PATHS, Ask, form
+from knee.measure.load import Load, make_ready
+from knee.measure.preflight import Served, learn_vocabulary, look_at, try_out
+from knee.measure.prompts import Prompts, Vocabulary
+from knee.measure.running import Progress, run_point
+from knee.measure.scrape import Scraper, joined, read_page, take
+from knee.measure.secret import Secret
+from knee.measure.target import Measured, Offer, TargetInfo, Watch
+from knee.workload.spec import Lengths
+
+PREFLIGHT_S = 10.0
+HEAD_START_NS = 20 * NS_PER_MS
+SETTLE_POLL_S = 0.25
+
+
+class Connection(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach a server: what is asked of it, with which key and headers, and how long to wait.
+
+    `metrics_urls` are where its metrics are, one per replica where `url` is a router; none means `url`
+    itself. `headers` and `key` go with every request, the key never anywhere else.
+    """
+
+    url: str
+    ask: Ask = Ask(model="")
+    metrics_urls: tuple[str, ...] = ()
+    headers: dict[str, str] = {}
+    key: Secret | None = None
+    timeouts: Timeouts = Timeouts()
+
+    @property
+    def origin(self) -> Origin:
+        """Where requests go; a base path of /v1, which many people write, is understood."""
+        origin = parse_origin(self.url)
+        return msgspec.structs.replace(origin, base=origin.base.removesuffix("/v1"))
+
+    def all_headers(self) -> dict[str, str]:
+        """The headers of every request, the key among them."""
+        key = {"authorization": f"Bearer {self.key.reveal()}"} if self.key else {}
+        return {**self.headers, **key}
+
+
+class LiveTarget:
+    """A server that was looked at and found usable; see `connect`.
+
+    With `run` (a run directory), every request becomes a line of its `records.jsonl`; `point` is the number
+    that the next point gets there.
+    """
+
+    def __init__(
+        self, connection: Connection, served: Served, vocabulary: Vocabulary, run: Path | None = None
+    ) -> None:
+        self._connection = connection
+        self._served = served
+        self._vocabulary = vocabulary
+        self._clock = RealClock()
+        self._metrics_urls = connection.metrics_urls
+        self.run = run
+        self.point = 0
+        self.notes = served.notes
+        """Remarks on the server that a report should carry."""
+        self.progress: Progress | None = None
+        """Called about once a second while a point runs."""
+
+    def describe(self) -> TargetInfo:
+        """Address, version and model."""
+        return TargetInfo(
+            name=str(self._connection.origin),
+            simulated=False,
+            version=self._served.version,
+            model=self._served.model,
+        )
+
+    def measure(self, offer: Offer, watch: Watch | None = None) -> Measured:
+        """Offer load over HTTP and see what comes of it; blocks until the point is over.
+
+        An interrupt (Ctrl-C) ends the point with `stopped="interrupted"` and everything seen so far.
+
+        Raises:
+            TargetError: the requests are longer than the server's context.
+        """
+        self._check_lengths(offer)
+        with private_loop() as loop, _quiet_memory():
+            measured = loop.run_until_complete(self._measure(offer, watch))
+        self.point += 1
+        return measured
+
+    def snapshot(self) -> Snapshot | None:
+        """The server's metrics now; None where it shows none.
+
+        Raises:
+            TargetError: there were some, and now they cannot be read.
+        """
+        if not self._metrics_urls:
+            return None
+        with private_loop() as loop:
+            return loop.run_until_complete(self._snapshot())
+
+    def settle(self, limit_ns: int) -> bool:
+        """Wait until the metrics show nothing running or waiting, at most `limit_ns`; whether it is idle now.
+
+        A server without metrics is given half a second and then taken to be idle.
+        """
+        until_ns = self._clock.monotonic_ns() + limit_ns
+        if not self._metrics_urls:
+            self._clock.sleep(min(0.5, limit_ns / NS_PER_S))
+            return True
+        while True:
+            with contextlib.suppress(TargetError):
+                if _busy(self.snapshot()) == 0:
+                    return True
+            if self._clock.monotonic_ns() >= until_ns:
+                return False
+            self._clock.sleep(SETTLE_POLL_S)
+
+    async def _snapshot(self) -> Snapshot:
+        clients = self._metrics_clients()
+        try:
+            return joined(await asyncio.gather(*(take(client) for client in clients)))
+        finally:
+            for client in clients:
+                client.close()
+
+    def _metrics_clients(self) -> list[Client]:
+        return [Client(url, headers=self._connection.all_headers()) for url in self._metrics_urls]
+
+    def _check_lengths(self, offer: Offer) -> None:
+        limit = self._served.max_model_len
+        prompt, output = (_at_least(d) for d in (offer.workload.prompt_tokens, offer.workload.output_tokens))
+        if limit is not None and prompt + output > limit:
+            raise TargetError(
+                f"requests of {prompt} + {output} tokens exceed the server's max_model_len of {limit}",
+                "ask for shorter prompts or outputs",
+            )
+
+    async def _measure(self, offer: Offer, watch: Watch | None) -> Measured:
+        connection, clock = self._connection, self._clock
+        requests = make_ready(offer, Prompts(self._vocabulary), form(connection.ask), self._head())
+        requests = chain([next(requests)], requests)  # the vocabulary is laid out now, before time counts
+        clients = self._metrics_clients()
+        scraper = Scraper(clients, clock)
+        try:
+            await scraper.all_once()
+            load = Load(
+                offer,
+                requests,
+                Pool(connection.origin, clock, connection.timeouts),
+                clock,
+                clock.monotonic_ns() + HEAD_START_NS,
+                stream=connection.ask.stream,
+                answers=connection.ask.n,
+                record=self.run is not None,
+            )
+            return await run_point(
+                offer, load, scraper, clock, watch=watch, keep=self._keep, progress=self.progress
+            )
+        finally:
+            for client in clients:
+                client.close()
+
+    def _head(self) -> Callable[[int], bytes]:
+        path = PATHS[self._connection.ask.endpoint]
+        headers = {"accept": "text/event-stream" if self._connection.ask.stream else "application/json"}
+        whole = request_head(self._connection.origin, path, headers | self._connection.all_headers(), 0)
+        before, after = whole.split(b"content-length: 0", 1)
+        return lambda length: b"%bcontent-length: %d%b" % (before, length, after)
+
+    def _keep(self, records: list[RequestRecord]) -> None:
+        if self.run is not None and records:
+            numbered = [msgspec.structs.replace(record, point=self.point) for record in records]
+            append_lines(self.run / RECORDS, numbered)
+
+
+def connect(connection: Connection, run: Path | None = None) -> LiveTarget:
+    """Look at the server, ask it for one token, and learn how it counts tokens.
+
+    Raises:
+        UsageError: the URL or a header cannot be one.
+        TargetError: the server cannot be used; the line says why.
+    """
+    base = str(connection.origin)
+    with BlockingClient(base, headers=connection.all_headers(), timeout_s=PREFLIGHT_S) as client:
+        served = look_at(client, connection.ask.model)
+        ask = try_out(client, msgspec.structs.replace(connection.ask, model=served.model))
+        vocabulary, remark = learn_vocabulary(client, ask)
+    connection = msgspec.structs.replace(connection, ask=ask)
+    metrics, remarks = _find_metrics(connection)
+    notes = (*served.notes, *([remark] if remark else []), *remarks)
+    return LiveTarget(
+        msgspec.structs.replace(connection, metrics_urls=metrics),
+        msgspec.structs.replace(served, notes=notes),
+        vocabulary,
+        run,
+    )
+
+
+def _find_metrics(connection: Connection) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The metrics pages that can be read, and remarks.
+
+    Raises:
+        TargetError: one that was named cannot be read.
+    """
+    named = bool(connection.metrics_urls)
+    urls = connection.metrics_urls or (str(connection.origin),)
+    pages = tuple(
+        url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics" for url in urls
+    )
+    for page in pages:
+        try:
+            with BlockingClient(page, headers=connection.all_headers(), timeout_s=PREFLIGHT_S) as client:
+                read_page(client.request())
+        except (TargetError, InputError) as error:
+            if named:
+                raise TargetError(f"no vLLM metrics at {page}: {error.what}", "see --metrics") from error
+            return (), (f"no vLLM metrics at {page}; name where they are with --metrics",)
+    return pages, ()
+
+
+def _busy(snapshot: Snapshot | None) -> float:
+    if snapshot is None:
+        return 0.0
+    return sum(
+        engine.gauges.get("num_requests_running", 0.0) + engine.gauges.get("num_requests_waiting", 0.0)
+        for engine in snapshot.engines.values()
+    )
+
+
+def _at_least(lengths: Lengths) -> int:
+    """The longest length that is sure to come: of a distribution with a tail, its mean."""
+    match lengths.kind:
+        case "uniform":
+            return lengths.high
+        case "empirical":
+            return max(lengths.values, default=1)
+        case _:
+            return round(lengths.mean)
+
+
+@contextlib.contextmanager
+def _quiet_memory() -> Iterator[None]:
+    """No long collections while time counts: what is there now is left out of them.
+
+    A full collection of a large heap takes hundreds of milliseconds, which would be the server's latency.
+    """
+    gc.collect()
+    gc.freeze()
+    before = gc.get_threshold()
+    gc.set_threshold(20_000, 50, 1_000)
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)  # a thread that judges the point must not hold the loop for 5 ms
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(switch_s)
+        gc.set_threshold(*before)
+        gc.unfreeze()
