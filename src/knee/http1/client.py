@@ -176,7 +176,10 @@ class BlockingClient:
         body_limit: int = BODY_LIMIT,
     ) -> None:
         self.origin = parse_origin(url)
-        self._make = lambda: Client(url, headers=headers, timeout_s=timeout_s, tls=tls, body_limit=body_limit)
+        self._options: dict[str, Any] = {
+            "headers": headers, "timeout_s": timeout_s, "tls": tls, "body_limit": body_limit
+        }  # fmt: skip
+        self._url = url
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -193,7 +196,7 @@ class BlockingClient:
         return self._loop.run_until_complete(self._client.request(path, body, method))
 
     async def _made(self) -> Client:
-        return self._make()
+        return Client(self._url, **self._options)
 
 
 async def fetch_async(
