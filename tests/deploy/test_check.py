@@ -224,7 +224,9 @@ def test_the_schema_agrees_with_kubernetes_own(index: int, seed: int) -> None:
         return
     text = yaml.safe_dump(item)
     ours = [what for manifest in load_text(text, "x") for _, what in faults(manifest)]
-    ours = [
-        what for what in ours if what != "metadata.name is missing"
-    ]  # a rule of the API server, not a schema's
+    beyond = (
+        "metadata.name is missing",
+        ' is of type quantity, not "',
+    )  # the API server's rules, not the schema's
+    ours = [what for what in ours if not any(rule in what for rule in beyond)]
     assert (not ours) == valid, (item, ours)
