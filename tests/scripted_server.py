@@ -39,7 +39,7 @@ class Call:
 class Scripted:
     """The server's state; `added` tokens come on top of the words of a prompt."""
 
-    def __init__(self, script: Script, **answers: tuple[int, Any]) -> None:
+    def __init__(self, script: Script, answers: dict[str, tuple[int, Any]]) -> None:
         self.script = script
         self.calls: list[Call] = []
         self.answers: dict[str, tuple[int, Any]] = {
@@ -162,9 +162,11 @@ def steady(first_s: float, gap_s: float) -> Script:
 
 
 @contextlib.contextmanager
-def scripted(script: Script, **answers: tuple[int, Any]) -> Iterator[Scripted]:
+def scripted(
+    script: Script, answers: dict[str, tuple[int, Any]] | None = None, kind: type[Scripted] = Scripted
+) -> Iterator[Scripted]:
     """The server on a free port, in a thread of its own."""
-    state = Scripted(script, **answers)
+    state = kind(script, answers or {})
     loop = new_event_loop()
     ready = threading.Event()
     over = asyncio.Event()

@@ -70,7 +70,7 @@ class LiveTarget:
     def __init__(
         self, connection: Connection, served: Served, vocabulary: Vocabulary, run: Path | None = None
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._served = served
         self._vocabulary = vocabulary
         self._clock = RealClock()
@@ -85,7 +85,7 @@ class LiveTarget:
     def describe(self) -> TargetInfo:
         """Address, version and model."""
         return TargetInfo(
-            name=str(self._connection.origin),
+            name=str(self.connection.origin),
             simulated=False,
             version=self._served.version,
             model=self._served.model,
@@ -142,7 +142,7 @@ class LiveTarget:
                 client.close()
 
     def _metrics_clients(self) -> list[Client]:
-        return [Client(url, headers=self._connection.all_headers()) for url in self._metrics_urls]
+        return [Client(url, headers=self.connection.all_headers()) for url in self._metrics_urls]
 
     def _check_lengths(self, offer: Offer) -> None:
         limit = self._served.max_model_len
@@ -154,7 +154,7 @@ class LiveTarget:
             )
 
     async def _measure(self, offer: Offer, watch: Watch | None) -> Measured:
-        connection, clock = self._connection, self._clock
+        connection, clock = self.connection, self._clock
         requests = make_ready(offer, Prompts(self._vocabulary), form(connection.ask), self._head())
         requests = chain([next(requests)], requests)  # the vocabulary is laid out now, before time counts
         clients = self._metrics_clients()
@@ -179,9 +179,9 @@ class LiveTarget:
                 client.close()
 
     def _head(self) -> Callable[[int], bytes]:
-        path = PATHS[self._connection.ask.endpoint]
-        headers = {"accept": "text/event-stream" if self._connection.ask.stream else "application/json"}
-        whole = request_head(self._connection.origin, path, headers | self._connection.all_headers(), 0)
+        path = PATHS[self.connection.ask.endpoint]
+        headers = {"accept": "text/event-stream" if self.connection.ask.stream else "application/json"}
+        whole = request_head(self.connection.origin, path, headers | self.connection.all_headers(), 0)
         before, after = whole.split(b"content-length: 0", 1)
         return lambda length: b"%bcontent-length: %d%b" % (before, length, after)
 
