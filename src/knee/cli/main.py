@@ -10,7 +10,17 @@ from knee import __version__
 from knee.cli.app import log
 from knee.core.errors import EXIT_INTERRUPTED, KneeError, UsageError
 
-COMMANDS: tuple[str, ...] = ("fit", "bench", "diagnose", "simulate", "deploy")
+COMMANDS: tuple[str, ...] = (
+    "fit",
+    "bench",
+    "diagnose",
+    "watch",
+    "simulate",
+    "mock",
+    "deploy",
+    "upgrade",
+    "rules",
+)
 """The commands in the order of the story; each is a function, or a group of them, in the module of `knee.cli`
 of that name."""
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from knee.catalog.load import releases
-from knee.catalog.metrics import is_exposed, metric
+from knee.catalog.metrics import exposed_names, is_exposed
 from knee.deploy.finding import Found, Rule
 from knee.deploy.manifests import Manifest, Mapping, Sequence, dig, items
 from knee.deploy.pods import Objects
 from knee.deploy.selection import SCALERS, bounds, scalers_of
-from knee.deploy.series import series_in
+from knee.deploy.series import known, series_in
 
 _UTILISATION = re.compile(
     r"DCGM_FI|gpu_util|gpu_duty_cycle|duty_cycle|container_cpu|node_cpu|nvidia_smi_util", re.IGNORECASE
@@ -76,10 +76,12 @@ def metric_name(objects: Objects) -> Iterator[Found]:
     for manifest in objects.manifests:
         for path, text in _texts(manifest.body, ()):
             for found in series_in(text):
-                known = metric(found.name)
-                if found.pattern or known is None or is_exposed(known, version):
+                entry = known(found.name)
+                if found.pattern or entry is None or is_exposed(entry[0], version):
                     continue
-                yield manifest, path, f"{found.name} is not shown by vLLM {version}; now {known.canonical}"
+                instead = exposed_names(entry[0].canonical, version)
+                what = f"; it shows {instead[0]}{entry[1]}" if instead else ""
+                yield manifest, path, f"{found.name} is not shown by vLLM {version}{what}"
 
 
 def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:

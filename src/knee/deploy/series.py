@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from knee.catalog.metrics import Metric, metric
+
+_SAMPLE = re.compile(r"_(?:bucket|sum|count|created)$")
 _NAME = re.compile(
     r"(?<![A-Za-z0-9_:.\-])(?:ray_)?vllm[:_][A-Za-z0-9_:]*[A-Za-z0-9_](?P<more>\.[*+])?(?![A-Za-z0-9_:])"
 )
@@ -30,3 +33,13 @@ def series_in(text: str) -> Iterator[Series]:
         name = found.group(0).removesuffix(more)
         if _OWN.fullmatch(name):
             yield Series(name, found.start(), bool(more))
+
+
+def known(name: str) -> tuple[Metric, str] | None:
+    """The catalog's entry of a name, and the suffix of the sample (`_bucket`, `_sum`, …); None for others."""
+    whole = metric(name)
+    if whole is not None:
+        return whole, ""
+    suffix = _SAMPLE.search(name)
+    part = metric(name[: suffix.start()]) if suffix else None
+    return (part, suffix.group(0)) if part is not None and suffix else None

@@ -1,0 +1,49 @@
+"""`knee upgrade`: what a new version of vLLM changes, before it is rolled out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knee.cli.app import JsonOption, log, show
+
+upgrade = typer.Typer(no_args_is_help=True, help="What a new vLLM changes: flags, metrics, speed, text.")
+outputs = typer.Typer(no_args_is_help=True, help="The text of a fixed evaluation set, recorded and compared.")
+upgrade.add_typer(outputs, name="outputs")
+
+
+@upgrade.command("plan")
+def plan(
+    *,
+    before: Annotated[str, typer.Option("--from", help="The version in use, e.g. 0.27.0.")],
+    after: Annotated[str, typer.Option("--to", help="The version to come.")],
+    flags: Annotated[str, typer.Option(help='The flags in use, e.g. "--max-num-seqs 64".')] = "",
+    scan: Annotated[Path | None, typer.Option(help="A folder of dashboards, rules and manifests.")] = None,
+    tier: Annotated[
+        str, typer.Option(help="Devices: huge, large, a100_80g, small, cpu; any by default.")
+    ] = "",
+    as_json: JsonOption = False,
+) -> int:
+    """Say what an upgrade breaks or moves, from the catalog.
+
+    Exit code 1: something in use stops working; 5: the catalog does not cover a version.
+    """
+    from typing import get_args
+
+    from knee.catalog.flags import Tier
+    from knee.core.errors import EXIT_NEGATIVE, EXIT_OK, NoAnswer, UsageError
+    from knee.upgrade.plan import make_plan
+    from knee.upgrade.scan import scan as scan_files
+    from knee.upgrade.text import plan_text
+
+    if tier and tier not in get_args(Tier):
+        raise UsageError(f"unknown tier {tier!r}", f"known: {', '.join(get_args(Tier))}")
+    seen = scan_files(scan, after) if scan is not None else None
+    hits, files = (seen.hits, seen.files) if seen is not None else ((), 0)
+    made = make_plan(before, after, flags, tier=tier, hits=hits, scanned=files)
+    for file in seen.skipped if seen is not None else ():
+        log(f"skipped: {file} is larger than 4 MiB")
+    show(made, as_json, lambda: plan_text(made))
+    if made.breaks:
+        return EXIT_NEGATIVE
+    return NoAnswer.exit_code if made.notes else EXIT_OK

@@ -1,0 +1,1 @@
+"""What a new version changes: flags, metric names, speed, text."""
