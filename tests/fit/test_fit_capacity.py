@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knee.core.errors import UsageError
-from knee.fit.answer import answer_log
+from knee.fit.answer import FitAnswer, judge
 from knee.fit.capacity import apply_rule, capacity_of, usable_tokens
+from knee.fit.log import read_log
 from knee.fit.startup import EngineKv, StartupReport
 from knee.fit.text import answer_lines
 
@@ -95,6 +96,10 @@ LOG = (
     "INFO 06-01 09:22:30 [kv_cache_utils.py:2327] GPU KV cache size: 327,680 tokens, Maximum concurrency for "
     "32,768 tokens per request: 10.00x\n"
 )
+
+
+def answer_log(stream: io.BytesIO, p95: float | None = None, max_num_seqs: int | None = None) -> FitAnswer:
+    return judge(read_log(stream), p95, max_num_seqs=max_num_seqs)
 
 
 def test_the_answer_shows_arithmetic_verdict_and_flag() -> None:

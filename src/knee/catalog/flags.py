@@ -157,6 +157,15 @@ def flag_default(
     return Default(value=known[-1].value) if known else None
 
 
+def gpu_default(name: str, version: str | Version) -> Default | None:
+    """The default on a GPU that is not named: where all of them have the same one; None otherwise."""
+    gpus: tuple[Tier, ...] = ("huge", "large", "a100_80g", "small")
+    found = [flag_default(name, version, tier) for tier in gpus]
+    first = found[0]
+    same = first is not None and all(item is not None and item.value == first.value for item in found)
+    return first if same else None
+
+
 def _batch_default(
     plain: str, at: Version, tier: Tier | None, usage: Usage, world_size: int
 ) -> Default | None:

@@ -1,15 +1,22 @@
 """The answer to "does it fit", with its arithmetic, verdict and the flag to set."""
 
 import msgspec
+import numpy as np
 
-from knee.fit.capacity import MARGIN, Capacity, capacity_of
-from knee.fit.lines import Readable
-from knee.fit.log import read_log
+from knee.fit.capacity import MARGIN, Capacity, by_count, capacity_of
+from knee.fit.occupancy import Tail, percentile_tokens, tail, whole_blocks
 from knee.fit.startup import StartupReport
+from knee.fit.traffic import REFUSED, Traffic, servable
+
+_SEED = 5
 
 
 class FitAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`fits` is None where the evidence does not decide; `flag` is the one to set, "" for none."""
+    """`fits` is None where the evidence does not decide; `flag` is the one to set, "" for none.
+
+    `capacity` is the simple rule. `recommended` is the `max_num_seqs` that fits with margin: by the simulated
+    occupancy `tail` where the traffic is known, else by the simple rule.
+    """
 
     fits: bool | None
     verdict: str
@@ -17,34 +24,32 @@ class FitAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arithmetic: tuple[str, ...] = ()
     report: StartupReport | None = None
     capacity: Capacity | None = None
-
-
-def answer_log(
-    stream: Readable,
-    p95_tokens: float | None = None,
-    *,
-    name: str = "the log",
-    max_num_seqs: int | None = None,
-    margin: float = MARGIN,
-) -> FitAnswer:
-    """Read a start-up log and judge it.
-
-    Raises:
-        InputError: the log is empty or not one of vLLM.
-        UsageError: `p95_tokens` or `margin` make no sense.
-    """
-    return judge(read_log(stream, name), p95_tokens, max_num_seqs=max_num_seqs, margin=margin)
+    recommended: int | None = None
+    tail: Tail | None = None
+    notes: tuple[str, ...] = ()
 
 
 def judge(
     report: StartupReport,
     p95_tokens: float | None = None,
     *,
+    traffic: Traffic | None = None,
     max_num_seqs: int | None = None,
     margin: float = MARGIN,
-    basis: str = "p95",
 ) -> FitAnswer:
-    """The capacity rule applied to what a server said of itself."""
+    """The capacity rule applied to what a server said of itself.
+
+    With `traffic` its p95 is the length of a request (unless `p95_tokens` is given), and the tail of the
+    sum of its requests stands beside the simple rule.
+
+    Raises:
+        UsageError: `p95_tokens` or `margin` make no sense.
+    """
+    basis, refused = "p95", 0.0
+    if traffic is not None and report.max_model_len:
+        traffic, refused = servable(traffic, report.max_model_len)
+    if traffic is not None and p95_tokens is None:
+        p95_tokens, basis = percentile_tokens(traffic.prompt, traffic.output), f"p95 of {traffic.name}"
     if report.failure is not None:
         return FitAnswer(
             fits=False,
@@ -57,8 +62,25 @@ def judge(
         return FitAnswer(
             fits=None, verdict="the log holds no KV cache capacity: nothing to judge", report=report
         )
-    made = _at_worst(found) if found.basis == "max_model_len" else _at_length(found)
-    return msgspec.structs.replace(made, report=report, capacity=found, arithmetic=arithmetic(found))
+    seen = tail_of(found, traffic, report) if traffic is not None else None
+    judged = found if seen is None else by_count(found, seen.full_length)
+    made = _at_worst(judged) if judged.basis == "max_model_len" else _at_length(judged)
+    return msgspec.structs.replace(
+        made,
+        report=report,
+        capacity=found,
+        arithmetic=arithmetic(found),
+        recommended=judged.recommended,
+        tail=seen,
+        notes=(REFUSED.format(refused),) if refused else (),
+    )
+
+
+def tail_of(item: Capacity, traffic: Traffic, report: StartupReport) -> Tail:
+    """Simulated occupancy of the cache that binds, in whole blocks where their size is known."""
+    sizes = [engine.block_size for engine in report.engines if engine.block_size]
+    cost = whole_blocks(max(sizes)) if sizes else None
+    return tail(traffic.prompt, traffic.output, item.kv_tokens, np.random.default_rng(_SEED), cost=cost)
 
 
 def arithmetic(item: Capacity) -> tuple[str, ...]:

@@ -112,6 +112,13 @@ def _verdict(max_num_seqs: int | None, requests: int, recommended: int) -> Verdi
     return "no margin" if max_num_seqs <= requests else "too many"
 
 
+def by_count(item: Capacity, requests: int) -> Capacity:
+    """The same rule where `requests` are known to fit by other means."""
+    recommended = int(requests * (1 - item.margin))
+    verdict = _verdict(item.max_num_seqs, requests, recommended)
+    return msgspec.structs.replace(item, requests=requests, recommended=recommended, verdict=verdict)
+
+
 def smallest(report: StartupReport) -> tuple[EngineKv, int, str] | None:
     """The engine with the smallest cache, its usable tokens and a note; None where no capacity is known."""
     sized = [

@@ -6,7 +6,7 @@ from typing import get_args
 
 import msgspec
 
-from knee.catalog.flags import Tier, flag_default
+from knee.catalog.flags import flag_default, gpu_default
 from knee.catalog.version import parse_version
 from knee.core.errors import UsageError
 from knee.fit import failure
@@ -141,9 +141,8 @@ def _max_num_seqs(server: Server, engines: tuple[EngineKv, ...]) -> int | None:
     if any(engine.device == "CPU" for engine in engines):
         found = flag_default("max_num_seqs", version, "cpu", world_size=world)
         return int(found.value) if found else None
-    gpus: tuple[Tier, ...] = ("huge", "large", "a100_80g", "small")
-    values = {found.value for tier in gpus if (found := flag_default("max_num_seqs", version, tier))}
-    return int(values.pop()) if len(values) == 1 else None
+    found = gpu_default("max_num_seqs", version)
+    return int(found.value) if found else None
 
 
 def _memory(server: Server) -> Memory:

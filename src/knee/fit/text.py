@@ -17,15 +17,33 @@ def answer_lines(answer: FitAnswer) -> list[str]:
     if report is not None:
         rows += report_rows(report)
     rows += [("capacity rule" if index == 0 else "", text) for index, text in enumerate(answer.arithmetic)]
-    notes = [*(report.notes if report else ()), *(answer.capacity.notes if answer.capacity else ())]
+    rows += [("" if index else "by the workload", text) for index, text in enumerate(_tail(answer))]
+    notes = [
+        *(report.notes if report else ()),
+        *(answer.capacity.notes if answer.capacity else ()),
+        *answer.notes,
+    ]
     rows += [("note", text) for text in dict.fromkeys(notes)]
     rows.append(("verdict", answer.verdict))
     if report is not None and report.failure is not None:
         rows.append(("cause", report.failure.cause))
         rows.append(("remedy", report.failure.remedy))
+    if answer.recommended is not None and answer.tail is not None and not answer.flag:
+        rows.append(("up to", f"--max-num-seqs {answer.recommended}"))
     if answer.flag:
         rows.append(("flag", answer.flag))
     return aligned(rows)
+
+
+def _tail(answer: FitAnswer) -> Iterator[str]:
+    found = answer.tail
+    if found is None:
+        return
+    share = f"p{found.quantile * 100:g}"
+    more = " or more" if found.capped else ""
+    yield f"{found.full_length:,}{more} requests: {share} of the sum of their full lengths fits"
+    yield f"{found.in_flight:,} requests: {share} of what they hold at a random moment fits"
+    yield f"mean {found.mean_tokens:,.0f}, p95 {found.p95_tokens:,} tokens ({found.requests:,} requests)"
 
 
 def aligned(rows: list[tuple[str, str]]) -> list[str]:
