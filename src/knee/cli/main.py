@@ -19,7 +19,9 @@ COMMANDS: tuple[str, ...] = (
     "mock",
     "deploy",
     "upgrade",
+    "catalog",
     "rules",
+    "dashboard",
 )
 """The commands in the order of the story; each is a function, or a group of them, in the module of `knee.cli`
 of that name."""
