@@ -19,7 +19,7 @@ class Request:
 
     `target` is the request target as sent, `path` its decoded path, `query` what follows the question mark.
     Header names are lower case, in order of arrival. `received_ns` is the monotonic instant at which the
-    last byte of the request was read.
+    last byte of the request was read, `peer` the client's address and port.
     """
 
     __slots__ = (
@@ -28,6 +28,7 @@ class Request:
         "keep_alive",
         "method",
         "path",
+        "peer",
         "query",
         "received_ns",
         "target",
@@ -42,6 +43,7 @@ class Request:
         self.body = b""
         self.keep_alive = True
         self.received_ns = 0
+        self.peer = ""
         path, _, self.query = target.partition("#")[0].partition("?")
         if not path.startswith("/") and "://" in path:  # absolute form, as sent to a proxy
             path = "/" + path.split("://", 1)[1].partition("/")[2]
@@ -98,6 +100,11 @@ class Response:
         self._chunked = self._silent = False
         self._left: int | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the body goes out without its length being known from the start."""
+        return self.started and self._left is None
 
     def send(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
         """The whole answer at once."""

@@ -22,7 +22,7 @@ class Connection(asyncio.Protocol):
     """An accepted connection. `deadline_ns` is when the server's tick calls `overdue`; 0 is never."""
 
     __slots__ = (
-        "_closing", "_lingers", "_phase", "_reader", "_response", "_server", "_task", "_transport",
+        "_closing", "_lingers", "_peer", "_phase", "_reader", "_response", "_server", "_task", "_transport",
         "_writable", "deadline_ns",
     )  # fmt: skip
 
@@ -34,6 +34,7 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._writable = True
         self._closing = self._lingers = False
+        self._peer = ""
         self._phase = ""
         self.deadline_ns = 0
 
@@ -42,6 +43,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
+        peer = transport.get_extra_info("peername")
+        self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
         self._transport.set_write_buffer_limits(high=self._server.limits.write_buffer_bytes)
         if not self._server.admit(self):
             self._reader.refuse(503, "too many connections")
@@ -57,7 +60,7 @@ class Connection(asyncio.Protocol):
             for index in range(had, len(reader.ready)):
                 item = reader.ready[index]
                 if isinstance(item, Request):
-                    item.received_ns = now_ns
+                    item.received_ns, item.peer = now_ns, self._peer
         if self._task is None:
             self._next()
 

@@ -14,6 +14,7 @@ connection are answered in order. Every size and every wait has a bound, see `li
 
 import asyncio
 import errno
+import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from email.utils import formatdate
@@ -57,36 +58,68 @@ class Server:
         self.stopping = False
         self.refused_connections = 0
         self._name = name
+        self._socket: socket.socket | None = None
+        self._port = 0
         self._listener: asyncio.Server | None = None
         self._tick_handle: asyncio.TimerHandle | None = None
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
         self._common = (0, b"")
 
-    async def listen(self, host: str, port: int) -> None:
-        """Open the port; 0 takes a free one.
+    def reserve(self, host: str, port: int) -> None:
+        """Take the port without opening it: clients are refused until `listen`. Port 0 takes a free one.
+
+        Raises:
+            UsageError: the address is in use or not ours.
+        """
+        if not 0 <= port <= 65_535:
+            raise UsageError(f"cannot listen on port {port}", "ports go from 0 (any free one) to 65535")
+        sock = None
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+            sock = socket.socket(family, kind, protocol)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except OSError as error:
+            if sock is not None:
+                sock.close()
+            in_use = error.errno == errno.EADDRINUSE
+            hint = "another program has that port; port 0 takes a free one" if in_use else ""
+            text = error.strerror or str(error)
+            raise UsageError(f"cannot listen on {host}:{port}: {text}", hint) from error
+        sock.setblocking(False)
+        self._socket = sock
+        self._port = int(sock.getsockname()[1])
+
+    async def listen(self, host: str = "", port: int = 0) -> None:
+        """Open the port that was reserved, or reserve one first.
 
         Raises:
             UsageError: the address is in use or not ours.
         """
         loop = asyncio.get_running_loop()
-        try:
-            self._listener = await loop.create_server(
-                lambda: Connection(self), host, port, backlog=self.limits.backlog
-            )
-        except (OSError, OverflowError) as error:
-            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            hint = "another program has that port; port 0 takes a free one" if in_use else ""
-            text = (isinstance(error, OSError) and error.strerror) or str(error)
-            raise UsageError(f"cannot listen on {host}:{port}: {text}", hint) from error
+        if self._socket is None:
+            self.reserve(host, port)
+        assert self._socket is not None
+        self._listener = await loop.create_server(
+            lambda: Connection(self), sock=self._socket, backlog=self.limits.backlog
+        )
         self._tick_handle = loop.call_later(TICK_SECONDS, self._tick)
+
+    def close_port(self) -> None:
+        """Refuse new connections; those that are open live on."""
+        if self._listener is not None:
+            self._listener.close()
+        elif self._socket is not None:
+            self._socket.close()
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
-        if self._listener is None or not self._listener.sockets:
-            raise ValueError("the server does not listen")
-        return int(self._listener.sockets[0].getsockname()[1])
+        """The port that is reserved or listened on."""
+        if self._socket is None:
+            raise ValueError("the server has no port yet")
+        return self._port
 
     @property
     def open_connections(self) -> int:
@@ -101,8 +134,7 @@ class Server:
     async def stop(self, grace_seconds: float) -> bool:
         """Close the port, let requests in service finish, then break what is left; whether all finished."""
         self.stopping = True
-        if self._listener is not None:
-            self._listener.close()
+        self.close_port()
         for connection in list(self._connections):
             connection.finish()
         finished = await self._until_empty(grace_seconds)

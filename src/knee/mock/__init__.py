@@ -1,0 +1,1 @@
+"""The engine's HTTP face: a simulated vLLM server to talk to."""
