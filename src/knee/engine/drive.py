@@ -20,7 +20,7 @@ class Load(Protocol):
     def refused(self, request: Request, reason: str, now_ns: int) -> None:
         """The engine did not take `request`, for `reason`."""
 
-    def ended(self, requests: tuple[Request, ...]) -> None:
+    def ended(self, requests: list[Request]) -> None:
         """These got all their tokens."""
 
 
@@ -38,9 +38,9 @@ def step_until(engine: Engine, load: Load, now_ns: int, until_ns: int) -> int:
             continue
         now_ns = step.end_ns
         offer(engine, load, now_ns - 1)
-        engine.settle(now_ns)
-        if step.finished:
-            load.ended(step.finished)
+        done = engine.settle(now_ns)
+        if done:
+            load.ended(done)
     return now_ns
 
 

@@ -14,7 +14,7 @@ from knee.core.snapshot import EngineSnapshot
 from knee.engine.config import EngineConfig
 from knee.engine.metrics import Metrics
 from knee.engine.request import Request
-from knee.engine.scheduler import Scheduler
+from knee.engine.scheduler import Scheduler, Step
 
 Gap = tuple[int, int, int]
 """A gap in ns, between how many pairs of tokens it was seen, and when the later ones came."""
@@ -35,6 +35,10 @@ class StepResult(msgspec.Struct, frozen=True):
     scheduled_tokens: int
 
 
+NOTHING_LEFT = Step()
+"""A step whose tokens have been counted; who ends with it has not."""
+
+
 class Engine:
     """The engine: requests in, steps out, metrics at any instant. Instants never run backwards."""
 
@@ -45,7 +49,10 @@ class Engine:
         self.requests: dict[str | int, Request] = {}
         self.queued_tokens = 0  # prompt tokens of requests without a first token
         self.step_end_ns = 0
-        self._pending: StepResult | None = None
+        self.uneven = False  # the last step left out decodes: their next gaps are longer than the others'
+        self._taken = 0
+        self._pending: Step | None = None
+        self._began_ns = 0  # when the step before the pending one ended
         self._late: dict[Request, int] = {}  # when a decode that missed a step had its last token
         self._aborting: list[Request] = []
         self._gaps: list[Gap] = []
@@ -72,6 +79,8 @@ class Engine:
             self.metrics.rejected["max_num_queued_tokens"] += 1
             return "max_num_queued_tokens"
         request.queued_ns = now_ns
+        request.rank = (request.priority, request.arrival_ns, self._taken)
+        self._taken += 1
         self.requests[request.id] = request
         self.queued_tokens += request.prompt_tokens
         self.scheduler.waiting.add(request)
@@ -97,48 +106,89 @@ class Engine:
         """
         self.settle(now_ns)
         if self._pending is not None:
-            raise ValueError(f"the step until {self._pending.end_ns} ns is not over at {now_ns} ns")
+            raise ValueError(f"the step until {self.step_end_ns} ns is not over at {now_ns} ns")
         if not self.requests:
             return None
-        last_end_ns = self.step_end_ns
         step = self.scheduler.schedule()
         assert step.planned, "a request that can never run was let in"
-        cost = self.config.step_cost
-        duration = cost.step_ns(len(step.planned), step.prefill_tokens, step.context_tokens)
-        end_ns = now_ns + duration
+        end_ns = self.begin(step, now_ns)
+        return StepResult(
+            duration_ns=end_ns - now_ns,
+            end_ns=end_ns,
+            emitted=tuple(step.emits),
+            finished=tuple(self.scheduler.finishing(self.scheduler.steps + 1)),
+            preempted=tuple(step.preempted),
+            scheduled_tokens=sum(step.planned.values()),
+        )
+
+    def begin(self, step: Step, now_ns: int) -> int:
+        """Let a planned step run from `now_ns`; when it ends. It takes effect when that is settled."""
+        assert self._pending is None
+        metrics = self.metrics
         for request in step.starved + step.preempted:
             if request.first_ns != NEVER:
-                self._late.setdefault(request, last_end_ns)
+                self._late.setdefault(request, self.step_end_ns)
         for request in step.admitted:
             if request.scheduled_ns == NEVER:
                 request.scheduled_ns = now_ns
-        self.metrics.preemptions += len(step.preempted)
-        self._emit(step.emits, last_end_ns, end_ns)
-        finished = self.scheduler.finishing(self.scheduler.steps + 1)
-        self.step_end_ns = end_ns
-        self._pending = StepResult(
-            duration,
-            end_ns,
-            tuple(step.emits),
-            tuple(finished),
-            tuple(step.preempted),
-            sum(step.planned.values()),
+                if self.config.enable_prefix_caching:
+                    metrics.cache_queries += request.target
+                    metrics.cache_hits += request.cached_tokens
+        metrics.preemptions += len(step.preempted)
+        self.uneven = bool(step.starved)
+        seqs = step.decodes + len(step.planned)
+        self._pending = step
+        self._began_ns = self.step_end_ns
+        self.step_end_ns = now_ns + self.config.step_cost.step_ns(
+            seqs, step.prefill_tokens, step.context_tokens
         )
-        return self._pending
+        return self.step_end_ns
 
-    def settle(self, now_ns: int) -> None:
-        """Let the step that has ended by `now_ns`, if there is one, take effect."""
-        pending = self._pending
-        if pending is None or pending.end_ns > now_ns:
-            return
+    def decode(self, steps: int, now_ns: int) -> int:
+        """Let `steps` steps run from `now_ns` in which nothing but decoding happens; when the last one ends.
+
+        The caller knows that there are blocks for them, and that no request ends before the last one.
+        """
+        scheduler, cost = self.scheduler, self.config.step_cost
+        decodes = len(scheduler.running)
+        context = scheduler.decode_context + decodes * (scheduler.steps + 1)
+        first_ns, longer_ns = cost.step_ns(decodes, 0, context), cost.per_context_token_ns * decodes
+        scheduler.kv.take(scheduler.growth(steps))
+        scheduler.steps += steps - 1  # the last one is finished when it is settled
+        end_ns = now_ns
+        if longer_ns:
+            for i in range(steps):
+                end_ns += first_ns + i * longer_ns
+                self._gap(first_ns + i * longer_ns, decodes, end_ns)
+        else:
+            end_ns += steps * first_ns
+            if steps > 1:
+                self._gap(first_ns, decodes * (steps - 1), end_ns - first_ns)
+            self._gap(first_ns, decodes, end_ns)
+        self.metrics.generated += decodes * steps
+        self.metrics.iteration_tokens.observe(decodes, steps)
+        self._pending = NOTHING_LEFT
+        self.step_end_ns = end_ns
+        return end_ns
+
+    def settle(self, now_ns: int) -> list[Request]:
+        """Let the step that has ended by `now_ns`, if there is one, take effect: the requests that end."""
+        step = self._pending
+        if step is None or self.step_end_ns > now_ns:
+            return []
         self._pending = None
-        for request in self.scheduler.finish():
-            request.last_ns = request.finished_ns = pending.end_ns
+        end_ns = self.step_end_ns
+        if step is not NOTHING_LEFT:
+            self._emit(step, end_ns)
+        done = self.scheduler.finish()
+        for request in done:
+            request.last_ns = request.finished_ns = end_ns
             del self.requests[request.id]
             self.metrics.ended(request, request.output_tokens, "length")
         for request in self._aborting:
-            self._drop(request, pending.end_ns)
+            self._drop(request, end_ns)
         self._aborting.clear()
+        return done
 
     def snapshot(self, at_ns: int) -> EngineSnapshot:
         """The engine's metrics at `at_ns`, under normalised names."""
@@ -178,11 +228,11 @@ class Engine:
         self.metrics.inter_token.observe(ns, count)
         self._gaps.append((ns, count, at_ns))
 
-    def _emit(self, emits: list[Request], last_end_ns: int, end_ns: int) -> None:
-        """Count one token for each of `emits`: a first one, or one after a gap."""
+    def _emit(self, step: Step, end_ns: int) -> None:
+        """Count a token for each request that gets one: its first, or one after a gap."""
         metrics = self.metrics
-        plain = prompt_tokens = 0
-        for request in emits:
+        plain, prompt_tokens = step.decodes, 0
+        for request in step.emits:
             if request.first_ns == NEVER:
                 request.first_ns = end_ns
                 self.queued_tokens -= request.prompt_tokens
@@ -193,10 +243,11 @@ class Engine:
             else:
                 plain += 1
         if plain:
-            self._gap(end_ns - last_end_ns, plain, end_ns)
-        if emits:
-            metrics.generated += len(emits)
-            metrics.iteration_tokens.observe(len(emits) + prompt_tokens)
+            self._gap(end_ns - self._began_ns, plain, end_ns)
+        tokens = step.decodes + len(step.emits)
+        if tokens:
+            metrics.generated += tokens
+            metrics.iteration_tokens.observe(tokens + prompt_tokens)
 
     def _drop(self, request: Request, now_ns: int) -> None:
         if self.requests.pop(request.id, None) is None:

@@ -1,6 +1,7 @@
-"""The KV cache: a number of blocks, who holds how many, and what freed blocks still remember."""
+"""The KV cache: blocks free and held, and what freed blocks still remember."""
 
 from knee.engine.config import EngineConfig
+from knee.engine.prefix_cache import PrefixCache
 from knee.engine.request import Request
 
 
@@ -13,6 +14,7 @@ class KvCache:
         self.free = self.total
         self.watermark = int(config.watermark * config.num_gpu_blocks)
         self.reserve_full = config.scheduler_reserve_full_isl
+        self.cache = PrefixCache(self.total, self.block_size) if config.enable_prefix_caching else None
 
     @property
     def usage(self) -> float:
@@ -23,35 +25,53 @@ class KvCache:
         """Blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
 
-    def grow(self, before: int, after: int) -> bool:
-        """Take the blocks that a request needs to go from `before` to `after` tokens, if there are enough."""
+    def take(self, blocks: int) -> None:
+        """Take free blocks, of which there must be enough."""
+        self.free -= blocks
+        if self.cache is not None:
+            self.cache.take(blocks)
+
+    def grow(self, request: Request, before: int, after: int) -> bool:
+        """Take what a running request needs to go from `before` to `after` tokens, if there is enough."""
         size = self.block_size
         needed = -(-after // size) + (-before // size)
         if needed > self.free:
             return False
-        self.free -= needed
+        if needed:
+            self.take(needed)
+        if request.lease is not None and self.cache is not None:
+            self.cache.extend(request.lease, before // size, after // size)
         return True
 
-    def admit(self, request: Request, tokens: int, alone: bool) -> bool:
-        """Take the blocks for a request's first `tokens` tokens, if they fit.
+    def admit(self, request: Request, budget: int, alone: bool) -> int:
+        """Take the blocks for the first tokens of a waiting request; how many are to be computed now, or 0.
 
-        The whole prompt must fit, though only this step's part is taken (`scheduler_reserve_full_isl`), and
-        `watermark` blocks must stay free unless it is `alone` (kv_cache_manager.allocate_slots, 0.24 on).
+        Up to `budget` tokens are, after those whose KV is still there (`request.computed`). The whole prompt
+        must fit, though only this step's part is taken (`scheduler_reserve_full_isl`, 0.19 and later), and
+        `watermark` blocks stay free unless it is `alone` (kv_cache_manager.allocate_slots, 0.24 and later).
         """
         size = self.block_size
-        spare = self.free - (0 if alone else self.watermark)
-        if self.reserve_full and -(-request.target // size) > spare:
-            return False
-        needed = -(-tokens // size)
-        if needed > spare:
-            return False
-        self.free -= needed
-        return True
+        cached, idle = self.cache.hit(request) if self.cache is not None else (0, 0)
+        tokens = min(budget, request.target - cached * size)
+        after = cached * size + tokens
+        needed = -(-after // size) - cached
+        reserved = -(-request.target // size) - cached if self.reserve_full else needed
+        if reserved + idle + (0 if alone else self.watermark) > self.free:
+            return 0
+        request.computed = cached * size
+        if self.cache is not None:
+            self.free -= idle
+            self.cache.acquire(request, cached)
+        self.take(needed)
+        if request.lease is not None and self.cache is not None:
+            self.cache.extend(request.lease, cached, after // size)
+        return tokens
 
-    def cached(self, request: Request) -> int:  # noqa: ARG002 - without a prefix cache nothing is known
-        """Tokens at the head of a waiting request whose KV is still there."""
-        return 0
-
-    def release(self, request: Request, tokens: int, again: bool = False) -> None:  # noqa: ARG002 - the same
+    def release(self, request: Request, tokens: int, again: bool = False) -> None:
         """Give back what a request with `tokens` tokens of KV holds; `again`: it will come back."""
-        self.free += -(-tokens // self.block_size)
+        size = self.block_size
+        blocks = -(-tokens // size)
+        if self.cache is None:
+            self.free += blocks
+            return
+        self.free += self.cache.release(request, blocks, tokens // size, again)

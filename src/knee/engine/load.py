@@ -45,7 +45,7 @@ class OpenLoop:
         """Note a refusal."""
         self._seen.refused(request, reason, now_ns)
 
-    def ended(self, requests: tuple[Request, ...]) -> None:
+    def ended(self, requests: list[Request]) -> None:
         """Note requests that got all their tokens."""
         for request in requests:
             self._seen.ended(request)
@@ -81,7 +81,7 @@ class ClosedLoop:
         self._seen.refused(request, reason, now_ns)
         self._send(now_ns + REFUSED_PAUSE_NS)
 
-    def ended(self, requests: tuple[Request, ...]) -> None:
+    def ended(self, requests: list[Request]) -> None:
         """Note requests that got all their tokens; their clients send the next ones."""
         for request in requests:
             self._seen.ended(request)

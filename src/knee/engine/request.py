@@ -1,8 +1,17 @@
 """One request inside the engine, and what it has been through."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from knee.core.requests import NEVER
 
+if TYPE_CHECKING:
+    from knee.engine.prefix_cache import Lease, Node
+
 Segments = tuple[tuple[int, int], ...]
+Rank = tuple[int, int, int]
+"""Priority (the lower first), arrival in ns, and the order in which the engine took it: no two are alike."""
 
 
 class Request:
@@ -18,11 +27,20 @@ class Request:
     request at all. `serial` orders the running requests.
     """
 
-    __slots__ = (
-        "arrival_ns", "cached_tokens", "computed", "end", "finished_ns", "first_ns", "id", "last_ns",
-        "lease", "made", "output_tokens", "preemptions", "priority", "prompt_tokens", "queued_ns",
-        "scheduled_ns", "serial", "shared", "target",
-    )  # fmt: skip
+    queued_ns = NEVER
+    scheduled_ns = NEVER
+    first_ns = NEVER
+    last_ns = NEVER
+    finished_ns = NEVER
+    computed = 0
+    made = 0
+    end = NEVER
+    serial = NEVER
+    preemptions = 0
+    cached_tokens = NEVER
+    rank: Rank = (0, 0, 0)
+    lease: Lease | None = None  # what it holds of the prefix cache while it runs
+    own: Node | None = None  # what it left in the prefix cache when it was preempted
 
     def __init__(
         self,
@@ -40,19 +58,7 @@ class Request:
         self.arrival_ns = arrival_ns
         self.shared = shared
         self.priority = priority
-        self.queued_ns = arrival_ns
-        self.scheduled_ns = NEVER
-        self.first_ns = NEVER
-        self.last_ns = NEVER
-        self.finished_ns = NEVER
-        self.computed = 0
         self.target = prompt_tokens
-        self.made = 0
-        self.end = NEVER
-        self.serial = NEVER
-        self.preemptions = 0
-        self.cached_tokens = NEVER
-        self.lease: object = None
 
     def __repr__(self) -> str:
         return f"Request({self.id!r}, {self.prompt_tokens} in, {self.output_tokens} out)"

@@ -18,9 +18,12 @@ from knee.engine.waiting import waiting
 class Step:
     """What one step does: who takes part with how many tokens, and what that makes."""
 
-    __slots__ = ("admitted", "context_tokens", "emits", "planned", "preempted", "prefill_tokens", "starved")
+    __slots__ = (
+        "admitted", "context_tokens", "decodes", "emits", "planned", "preempted", "prefill_tokens", "starved",
+    )  # fmt: skip
 
     def __init__(self) -> None:
+        self.decodes = 0  # how many take part of whom nothing else needs to be said
         self.planned: dict[Request, int] = {}
         self.admitted: list[Request] = []
         self.preempted: list[Request] = []
@@ -35,6 +38,10 @@ class Scheduler:
 
     `steps` counts the steps done. `running` is keyed by serial number, in the order of admission; `ends`
     holds, by the number of steps after which they end, those that decode, `ending` those numbers as a heap.
+
+    Of those that decode, `decode_context` is the sum of tokens with KV, less one a step for each, and
+    `residues[r]` is how many need a new block in every step whose number is r modulo the block size. So what
+    a stretch of steps takes in which nothing else happens follows without a look at each of them.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -45,16 +52,69 @@ class Scheduler:
         self.steps = 0
         self.ends: dict[int, list[Request]] = {}
         self.ending: list[int] = []
+        self.prefilling: dict[int, Request] = {}
+        self.decode_context = 0
+        self.residues = [0] * config.block_size
+        self.blocked: Request | None = None  # the head of the queue, if blocks are what it lacks
         self._serial = 0
 
     def schedule(self) -> Step:
         """Plan the next step, take the blocks it needs, and move on the prefills that are in it."""
         step = Step()
-        budget = self._schedule_running(step)
-        if not step.preempted:
+        while True:
+            lost = len(step.preempted)
+            budget = self._schedule_running(step)
+            lost = len(step.preempted) - lost
+            if step.planned or not lost or not self.running:
+                break  # by priority, the first may lose its blocks before any is planned: a step of nothing
+        if not lost or not step.planned:
             self._schedule_waiting(step, budget)
         self._advance(step)
         return step
+
+    def schedule_quietly(self) -> Step | None:
+        """The same plan without a look at each decode; None if one of them may be left out or preempted."""
+        config, kv = self.config, self.kv
+        decodes = len(self.running) - len(self.prefilling)
+        budget = config.max_num_batched_tokens - decodes
+        limit = config.long_prefill_token_threshold
+        chunks = []
+        growth = self.residues[self.steps % config.block_size]
+        for request in self.prefilling.values():
+            tokens = request.target - request.computed
+            if limit and tokens > limit:
+                tokens = limit
+            if tokens > budget:
+                if limit:  # a decode behind it may come off worse
+                    return None
+                tokens = budget
+            budget -= tokens
+            chunks.append((request, tokens))
+            growth += kv.blocks_for(request.computed + tokens) - kv.blocks_for(request.computed)
+        if growth > kv.free:
+            return None
+        step = Step()
+        step.decodes = decodes
+        step.context_tokens = self.decode_context + decodes * (self.steps + 1)
+        kv.take(self.residues[self.steps % config.block_size])
+        for request, tokens in chunks:
+            kv.grow(request, request.computed, request.computed + tokens)
+            step.planned[request] = tokens
+        self._schedule_waiting(step, budget)
+        self._advance(step)
+        return step
+
+    def growth(self, steps: int) -> int:
+        """Blocks that those who decode take in the next `steps` steps."""
+        size = self.config.block_size
+        rounds, rest = divmod(steps, size)
+        blocks = rounds * (len(self.running) - len(self.prefilling))
+        if rest:
+            start = self.steps % size
+            blocks += sum(self.residues[start : start + rest])
+            if start + rest > size:
+                blocks += sum(self.residues[: start + rest - size])
+        return blocks
 
     def finish(self) -> list[Request]:
         """The step is over: the requests that ended with it leave, in the order of admission."""
@@ -73,6 +133,7 @@ class Scheduler:
 
     def leave(self, request: Request) -> None:
         """A request ends, wherever it is: its seat and its blocks are free again."""
+        self.blocked = None
         if self.running.pop(request.serial, None) is None:
             self.waiting.remove(request)
             return
@@ -87,7 +148,7 @@ class Scheduler:
             request = order[index]
             before = request.computed_by(self.steps)
             tokens = self._chunk(1 if request.decoding else request.target - before, budget)
-            while not self.kv.grow(before, before + tokens):
+            while not self.kv.grow(request, before, before + tokens):
                 victim = self._victim(order)
                 at = order.index(victim)
                 del order[at]
@@ -103,7 +164,7 @@ class Scheduler:
             budget -= tokens
             index += 1
         for request in order[index:]:
-            if request.decoding:
+            if request.decoding and step.planned:
                 self._starve(request)
                 step.starved.append(request)
         return budget
@@ -111,17 +172,17 @@ class Scheduler:
     def _schedule_waiting(self, step: Step, budget: int) -> None:
         while budget > 0 and self.waiting and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.head()
-            cached = self.kv.cached(request)
-            tokens = self._chunk(request.target - cached, budget)
-            if not self.kv.admit(request, cached + tokens, alone=not self.running):
+            limit = self.config.long_prefill_token_threshold or budget
+            tokens = self.kv.admit(request, min(budget, limit), alone=not self.running)
+            if not tokens:
+                self.blocked = request
                 break
             self.waiting.pop()
-            request.computed = cached
             if request.cached_tokens == NEVER:
-                request.cached_tokens = cached
+                request.cached_tokens = request.computed
             request.serial = self._serial
             self._serial += 1
-            self.running[request.serial] = request
+            self.running[request.serial] = self.prefilling[request.serial] = request
             step.admitted.append(request)
             step.planned[request] = tokens
             budget -= tokens
@@ -133,13 +194,13 @@ class Scheduler:
     def _victim(self, order: list[Request]) -> Request:
         if self.config.scheduling_policy == "fcfs":
             return order[-1]
-        return max(order, key=lambda request: (request.priority, request.arrival_ns))
+        return max(order, key=lambda request: request.rank)
 
     def _preempt(self, request: Request, step: Step) -> None:
         self.kv.release(request, request.computed_by(self.steps) + step.planned.pop(request, 0), again=True)
-        request.made = request.made_by(self.steps)
         self._stop_decoding(request)
         del self.running[request.serial]
+        self.blocked = None
         request.serial = NEVER
         request.computed = 0
         request.target = request.prompt_tokens + request.made
@@ -157,6 +218,7 @@ class Scheduler:
             step.context_tokens += request.computed
             step.prefill_tokens += tokens
             if request.computed == request.target:
+                del self.prefilling[request.serial]
                 self._decode_until(request, self.steps + request.output_tokens - request.made)
                 step.emits.append(request)
 
@@ -166,14 +228,26 @@ class Scheduler:
             self.ends[end] = []
             heapq.heappush(self.ending, end)
         self.ends[end].append(request)
+        offset = request.prompt_tokens + request.output_tokens - 1 - end
+        self.decode_context += offset
+        self.residues[-offset % self.config.block_size] += 1
 
     def _stop_decoding(self, request: Request) -> None:
-        if request.end != NEVER:
-            if request.end in self.ends:
-                self.ends[request.end].remove(request)
-            request.made = request.made_by(self.steps)
-            request.end = NEVER
+        """Take a request out of those that decode, or prefill."""
+        if request.end == NEVER:
+            self.prefilling.pop(request.serial, None)
+            return
+        if request.end in self.ends:
+            self.ends[request.end].remove(request)
+        offset = request.prompt_tokens + request.output_tokens - 1 - request.end
+        self.decode_context -= offset
+        self.residues[-offset % self.config.block_size] -= 1
+        request.made = request.made_by(self.steps)
+        request.end = NEVER
 
     def _starve(self, request: Request) -> None:
-        self.ends[request.end].remove(request)
-        self._decode_until(request, request.end + 1)
+        end = request.end
+        made = request.made
+        self._stop_decoding(request)
+        request.made = made
+        self._decode_until(request, end + 1)

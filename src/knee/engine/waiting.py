@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from knee.engine.config import Policy
-from knee.engine.request import Request
+from knee.engine.request import Rank, Request
 
 
 class Waiting(Protocol):
@@ -47,36 +47,34 @@ class Fcfs(deque[Request]):
 
 
 class ByPriority:
-    """The lower number first; among equals the earlier arrival, then the one added first."""
+    """The lower number first; among equals the earlier arrival."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int, Request]] = []
-        self._added = 0
+        self._heap: list[tuple[Rank, Request]] = []
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def __iter__(self) -> Iterator[Request]:
-        return (entry[3] for entry in sorted(self._heap))
+        return (request for _, request in sorted(self._heap))
 
     def add(self, request: Request) -> None:
         """Queue a request where its priority puts it."""
-        heapq.heappush(self._heap, (request.priority, request.arrival_ns, self._added, request))
-        self._added += 1
+        heapq.heappush(self._heap, (request.rank, request))
 
     put_back = add
 
     def head(self) -> Request:
         """The next to run."""
-        return self._heap[0][3]
+        return self._heap[0][1]
 
     def pop(self) -> Request:
         """Take the head."""
-        return heapq.heappop(self._heap)[3]
+        return heapq.heappop(self._heap)[1]
 
     def remove(self, request: Request) -> None:
         """Take out a request wherever it is."""
-        self._heap = [entry for entry in self._heap if entry[3] is not request]
+        self._heap = [entry for entry in self._heap if entry[1] is not request]
         heapq.heapify(self._heap)
 
 

@@ -6,10 +6,10 @@ from knee.core.slo import Slo
 from knee.core.snapshot import EngineSnapshot, Snapshot
 from knee.core.units import NS_PER_S
 from knee.engine.config import EngineConfig
-from knee.engine.drive import step_until
 from knee.engine.engine import Engine
 from knee.engine.load import ClosedLoop, OpenLoop, one_by_one
 from knee.engine.seen import Seen
+from knee.engine.skip import skip_until
 from knee.measure.point import make_point
 from knee.measure.target import Measured, Offer, Stop, TargetInfo, Watch
 from knee.metrics.window import window
@@ -133,7 +133,7 @@ class _Point:
         since_ns = now_ns - self.start_ns
         tick_ns = TICK_NS if since_ns < self._end_ns else DRAIN_TICK_NS
         until_ns = min([since_ns // tick_ns * tick_ns + tick_ns, *(m for m in self._marks if m > since_ns)])
-        now_ns = step_until(self._engine, self._load, now_ns, self.start_ns + until_ns)
+        now_ns = skip_until(self._engine, self._load, now_ns, self.start_ns + until_ns)
         self._seen.gap(self._engine.take_gaps())
         return now_ns
 
