@@ -20,9 +20,10 @@ from knee.http1.client import BlockingClient, Client, private_loop, request_head
 from knee.http1.origin import Origin, parse_origin
 from knee.http1.pool import Pool, Timeouts
 from knee.measure.endpoints import PATHS, Ask, form
-from knee.measure.load import Load, make_ready
+from knee.measure.load import Load
 from knee.measure.preflight import Served, learn_vocabulary, look_at, try_out
 from knee.measure.prompts import Prompts, Vocabulary
+from knee.measure.ready import make_ready
 from knee.measure.running import Progress, run_point
 from knee.measure.scrape import Scraper, joined, read_page, take
 from knee.measure.secret import Secret

@@ -3,22 +3,18 @@
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
-
-import msgspec
+from collections.abc import Iterator
 
 from knee.core.clock import Clock
 from knee.core.requests import FAILED, NEVER, OK, OUTCOMES, Observed, RequestRecord, column
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.http1.pool import Pool
 from knee.measure.books import Books
-from knee.measure.endpoints import Form
 from knee.measure.exchange import StreamExchange
 from knee.measure.health import health_of
 from knee.measure.pacing import Waker
-from knee.measure.prompts import Prompts
+from knee.measure.ready import Due
 from knee.measure.target import ClientHealth, Offer, Stop
-from knee.workload.schedule import schedule
 
 AHEAD = 64
 """Requests made ready before they are due, so that nothing but the write happens at the instant."""
@@ -31,28 +27,6 @@ LOST_IN_A_ROW = 20
 LOST_FOR_NS = 2 * NS_PER_S
 AFTER_FAILURE_S = 0.1
 """In a closed loop, how long a client waits after a failure: a server that refuses is not hammered."""
-
-
-class Due(msgspec.Struct, frozen=True):
-    """A request made ready. `due_ns` counts from the start of the point."""
-
-    due_ns: int
-    request: bytes
-    prompt_tokens: int
-    output_tokens: int
-
-
-def make_ready(offer: Offer, prompts: Prompts, form: Form, head: Callable[[int], bytes]) -> Iterator[Due]:
-    """The requests of `offer`, as bytes, in order and without end."""
-    rate = offer.rate if offer.max_concurrency is None else 1.0
-    for part in schedule(offer.workload, rate, offer.seed):
-        columns = zip(
-            part.due_ns.tolist(), part.prompt_tokens.tolist(), part.output_tokens.tolist(), strict=True
-        )
-        for due_ns, prompt_tokens, output_tokens in columns:
-            text, held = prompts.text(prompt_tokens)
-            body = form.fill(text, output_tokens)
-            yield Due(due_ns, head(len(body)) + body, held, output_tokens)
 
 
 class Load:
@@ -84,6 +58,10 @@ class Load:
         self._window_end_ns = offer.warmup_ns + offer.window_ns
         self._ready: deque[Due] = deque()
         self._under_way: dict[int, StreamExchange] = {}
+        self._followers: dict[int, Due] = {}
+        """Requests that wait for another's end, by that one's number."""
+        self._numbers: dict[int, int] = {}
+        """The numbers of requests under way that others may follow, by their index in the books."""
         self._finished: list[RequestRecord] = []
         self._measured_open = 0
         self._over = asyncio.Event()
@@ -163,20 +141,34 @@ class Load:
 
     def _next(self) -> Due:
         if not self._ready:
-            self._ready.append(next(self._requests))
+            self._make_one_ready()
         return self._ready[0]
+
+    def _make_one_ready(self) -> None:
+        """Draw up to the next request that waits for no other."""
+        while True:
+            due = next(self._requests)
+            if due.follows == NEVER:
+                self._ready.append(due)
+                return
+            self._followers[due.follows] = due
 
     def _refill(self) -> None:
         if self._over.is_set():
             return
         before_ns = self._now_ns() + NS_PER_MS // 5
         while len(self._ready) < AHEAD and self._ready[0].due_ns > before_ns:
-            self._ready.append(next(self._requests))
+            self._make_one_ready()
 
     def _send_next(self) -> None:
         """The next request of a closed loop is due as soon as the last one ended."""
         if not self._over.is_set():
             self._send(next(self._requests), self._now_ns())
+
+    def _send_follower(self, due: Due, ended_ns: int) -> None:
+        """The next turn of a conversation, after its pause."""
+        if not self._over.is_set():
+            self._send(due, ended_ns + due.due_ns)
 
     def _send(self, due: Due, due_ns: int) -> None:
         index = self.books.offer(due_ns, due.prompt_tokens, due.output_tokens * self._answers)
@@ -185,10 +177,12 @@ class Load:
         self.dispatch_lag_ns.append(self._now_ns() - due_ns)
         exchange = StreamExchange(self.books, index, self.start_ns, self._stream, self._on_end)
         self._under_way[index] = exchange
+        self._numbers[index] = due.number
         self._pool.start(exchange, due.request)
 
     def _on_end(self, exchange: StreamExchange) -> None:
         del self._under_way[exchange.index]
+        follower = self._followers.pop(self._numbers.pop(exchange.index), None)
         if self._record:
             self._finished.append(record_of(self.books, exchange))
         due_ns = self.books.due_ns[exchange.index]
@@ -197,6 +191,10 @@ class Load:
         if self._over.is_set():
             return
         self._watch_for_loss(exchange)
+        if follower is not None and self.books.outcome[exchange.index] == OK:
+            self._loop.call_later(follower.due_ns / NS_PER_S, self._send_follower, follower, self._now_ns())
+        while follower is not None and self.books.outcome[exchange.index] != OK:
+            follower = self._followers.pop(follower.number, None)  # the conversation ends here
         if self._all_measured_ended():
             self._over.set()
         elif self._offer.max_concurrency is not None:

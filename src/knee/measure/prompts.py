@@ -100,15 +100,18 @@ class Prompts:
     def text(self, tokens: int, shared: Iterable[tuple[int, int]] = ()) -> tuple[str, int]:
         """A prompt that the server counts as `tokens` tokens, and how many it does hold.
 
-        `shared` are the segments `(id, tokens)` it opens with: equal leading segments are equal text. Where
+        `shared` are the segments `(id, tokens)` it opens with: equal leading segments are equal text. What
+        the server adds, and the word that every prompt opens with, are taken from the first of them. Where
         they alone are longer than `tokens`, the prompt is as long as they are.
         """
         per_word = self._vocabulary.tokens_per_word
         left = max(1, round((tokens - self._vocabulary.added) / per_word))
         parts = [self._words[0]]  # the word that calibration opened with
         held = 1
+        overhead = self._vocabulary.added + per_word
         for segment, length in shared:
-            words = round(length / per_word)
+            words = round((length - overhead) / per_word)
+            overhead = max(0.0, overhead - length)
             if words > 0:
                 parts.append(self._segment(segment, words))
                 held += words
