@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from knee.cli.app import JsonOption, log, show
+from knee.cli.target_options import KeyOption
 from knee.core.errors import EXIT_NEGATIVE, EXIT_OK, NoAnswer, UsageError
 
 if TYPE_CHECKING:
@@ -26,9 +27,12 @@ def diagnose(  # noqa: PLR0917 - the options of a command
         list[str] | None, typer.Option(help="A flag of the server as NAME=VALUE, e.g. max_num_seqs=256.")
     ] = None,
     slo: Annotated[str, typer.Option(help='The SLO that matters, e.g. "ttft p95 < 1s".')] = "",
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the server's key; else VLLM_API_KEY is used where set.")
-    ] = None,
+    prometheus: Annotated[
+        str, typer.Option(help="Read from this Prometheus server instead of SOURCES.")
+    ] = "",
+    selector: Annotated[str, typer.Option(help="Which series there, e.g. 'job=\"vllm\"'.")] = "",
+    since: Annotated[str, typer.Option(help="How far back to read there.")] = "1h",
+    api_key_file: KeyOption = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show all evidence, moves and findings.")
     ] = False,
@@ -44,11 +48,17 @@ def diagnose(  # noqa: PLR0917 - the options of a command
     from knee.diagnose.diagnose import diagnose as run
     from knee.diagnose.text import explain_lines, verdict_lines
 
-    if not sources:
-        raise UsageError("nothing to diagnose", "give a URL, /metrics pages, a log or a run directory")
+    if bool(sources) == bool(prometheus):
+        raise UsageError(
+            "nothing to diagnose" if not sources else "--prometheus and other sources do not go together",
+            "give a URL, /metrics pages, a log or a run directory, or --prometheus with --selector",
+        )
     objectives = parse_slo(slo) if slo else None
-    flags = _flags(flag or [])
-    window, facts = _read(sources, for_, every, api_key_file)
+    flags = parse_flags(flag or [])
+    if prometheus:
+        window, facts = _query(prometheus, selector, since, api_key_file)
+    else:
+        window, facts = _read(sources or [], for_, every, api_key_file)
     known = replace(facts, flags={**facts.flags, **flags}, slo=objectives or facts.slo)
     result = run(window, known)
     lines = explain_lines(result) if explain else verdict_lines(result)
@@ -78,7 +88,6 @@ def _sample(urls: list[str], for_: str, every: str, api_key_file: Path | None) -
     from knee.core.clock import RealClock
     from knee.core.units import NS_PER_S, format_duration, parse_duration_ns
     from knee.diagnose.facts import Facts
-    from knee.measure.secret import read_key
     from knee.metrics.live import sample
     from knee.metrics.window import window
 
@@ -87,10 +96,8 @@ def _sample(urls: list[str], for_: str, every: str, api_key_file: Path | None) -
         raise UsageError(
             f"cannot sample every {every} for {for_}", "sample at least every 50ms, at least twice"
         )
-    key = read_key(api_key_file)
-    headers = {"authorization": f"Bearer {key.reveal()}"} if key else {}
     log(f"sampling /metrics of {len(urls)} for {format_duration(for_ns)}")
-    seen = sample(urls, for_ns / NS_PER_S, every_ns / NS_PER_S, RealClock(), headers=headers)
+    seen = sample(urls, for_ns / NS_PER_S, every_ns / NS_PER_S, RealClock(), headers=bearer(api_key_file))
     if seen.missed:
         log(f"{seen.missed} scrapes failed on the way")
     every_flag = [about.flags for about in seen.about.values()]
@@ -100,7 +107,34 @@ def _sample(urls: list[str], for_: str, every: str, api_key_file: Path | None) -
     return window(seen.snapshots), Facts(flags=alike, dead=any(about.dead for about in seen.about.values()))
 
 
-def _flags(pairs: list[str]) -> dict[str, str]:
+def _query(url: str, selector: str, since: str, api_key_file: Path | None) -> "tuple[Window, Facts]":
+    from knee.core.clock import RealClock
+    from knee.core.units import NS_PER_S, parse_duration_ns
+    from knee.diagnose.facts import Facts
+    from knee.metrics.prometheus import query_range
+    from knee.metrics.window import window
+
+    since_ns = parse_duration_ns(since)
+    if since_ns < NS_PER_S:
+        raise UsageError(f"cannot look back {since}", "write at least a second, like 1h")
+    headers = bearer(api_key_file)
+    return window(query_range(url, selector, since_ns / NS_PER_S, RealClock(), headers=headers)), Facts()
+
+
+def bearer(api_key_file: Path | None) -> dict[str, str]:
+    """The header that carries the key, where there is one."""
+    from knee.measure.secret import read_key
+
+    key = read_key(api_key_file)
+    return {"authorization": f"Bearer {key.reveal()}"} if key else {}
+
+
+def parse_flags(pairs: list[str]) -> dict[str, str]:
+    """The flags that `NAME=VALUE` pairs state, in underscores.
+
+    Raises:
+        UsageError: a pair is none.
+    """
     flags = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

@@ -62,7 +62,8 @@ class EngineWindow(msgspec.Struct, frozen=True, kw_only=True):
     """One engine between two instants: gauges summarised, counters and histograms as differences.
 
     `queued` summarises the gauges over those instants at which requests waited, so that what was full while
-    they waited can be told from what was full at another time; empty where none waited. `reset` says that a
+    they waited can be told from what was full at another time; its means are weighted by how many waited, and
+    it is empty where none did. `reset` says that a
     counter went backwards: the engine restarted inside the window, and the differences cover only what came
     after.
     """

@@ -28,7 +28,7 @@ def _possible(s: Signals) -> list[Limit]:
         possible.append("kv_memory")
     if s.cap is None or running is None:
         possible.append("sequence_cap")
-    if s.full_steps is None:
+    if s.fill is None:
         possible.append("token_budget")
     possible.append("compute")
     if s.generated is None or (running is not None and running.mean < 1):

@@ -4,10 +4,13 @@ import msgspec
 
 from knee.core.snapshot import EngineWindow, GaugeStats, Histogram
 from knee.diagnose.facts import Facts
-from knee.metrics.window import Bracket, mean, quantile, share_above
+from knee.metrics.window import Bracket, mean, quantile
 
 WAITING, RUNNING, KV = "num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"
 TTFT, ITL = "time_to_first_token_seconds", "inter_token_latency_seconds"
+SMALLEST_BUDGET = 2048
+"""The smallest max_num_batched_tokens that a server gets by default (catalog, batch defaults)."""
+
 QUEUE, PREFILL = "request_queue_time_seconds", "request_prefill_time_seconds"
 
 
@@ -15,9 +18,9 @@ class Signals(msgspec.Struct, frozen=True, kw_only=True):
     """Means in seconds and tokens over the window; `queued_*`: over the instants at which requests waited.
 
     `kv_tokens` is the cache's capacity, `request_tokens` the mean of prompt + output of finished requests,
-    `cached_share` the share of prompt tokens that the prefix cache served. `full_steps` is the share of
-    engine steps that fill most of the token budget, as (at least, at most). `front_s` is what TTFT holds
-    beyond queue and prefill: HTTP, tokenization, detokenization.
+    `cached_share` the share of prompt tokens that the prefix cache served. `fill` is the mean share of
+    the token budget that a step uses. `front_s` is what TTFT holds beyond queue and prefill: HTTP,
+    tokenization, detokenization.
     """
 
     facts: Facts
@@ -46,7 +49,7 @@ class Signals(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: float | None
     cap: float | None
     budget: float | None
-    full_steps: tuple[float, float] | None
+    fill: float | None
 
     @property
     def request_tokens(self) -> float | None:
@@ -61,6 +64,18 @@ class Signals(msgspec.Struct, frozen=True, kw_only=True):
         if self.ttft_s is None or self.queue_s is None or self.prefill_s is None:
             return None
         return max(0.0, self.ttft_s - self.queue_s - self.prefill_s)
+
+    @property
+    def batch_gain(self) -> float | None:
+        """By what factor a batch of twice the size serves more.
+
+        A step takes `light` alone and `now` in the batch at hand; of twice the batch it takes
+        light + 2 (now - light), so twice the work is done in (2 - light / now) times the time.
+        """
+        light, now = self.facts.light_itl_s, self.itl_s
+        if light is None or not now:
+            return None
+        return 2 / (2 - min(1.0, light / now))
 
     @property
     def prefill_rate(self) -> float | None:
@@ -112,7 +127,7 @@ def signals(engine: EngineWindow, seconds: float, facts: Facts) -> Signals:
         kv_tokens=kv_tokens(engine.info, facts),
         cap=facts.number("max_num_active_seqs") or facts.number("max_num_seqs"),
         budget=budget,
-        full_steps=_full_steps(steps, budget, gauges.get(RUNNING)),
+        fill=_fill(steps, budget),
     )
 
 
@@ -135,25 +150,20 @@ def kv_tokens(info: dict[str, str], facts: Facts) -> float | None:
         return None
 
 
-def _full_steps(
-    steps: Histogram | None, budget: float | None, running: GaugeStats | None
-) -> tuple[float, float] | None:
-    """The share of steps that are full: that hold more than half the budget (buckets tell no more).
+def _fill(steps: Histogram | None, budget: float | None) -> float | None:
+    """Mean tokens of a step over the budget.
 
-    Where the budget is not known, the highest bucket that holds steps stands for it, if its steps are far
-    larger than decoding alone makes them (one token a running request).
+    Only the mean is used: vLLM counts a prompt's tokens in the step that ends its prefill, however many steps
+    it took (v1/metrics/stats.py, IterationStats), so single steps look emptier or fuller than they are.
+    Without the budget, steps that would be empty under the smallest default one have room under any.
     """
-    if steps is None or steps.count <= 0:
+    tokens = mean(steps) if steps else None
+    if tokens is None:
         return None
     if budget is not None:
-        return share_above(steps, budget / 2)
-    top = next((i for i, count in enumerate(steps.counts) if count >= steps.count), len(steps.bounds))
-    below = steps.counts[top - 1] if top else 0.0
-    floor = steps.bounds[top - 1] if top else 0.0
-    if running is None or floor < max(512.0, 4 * running.high):
-        return None
-    share = 1 - below / steps.count
-    return (0.0, share) if share > 0 else None
+        return tokens / budget
+    least = tokens / SMALLEST_BUDGET
+    return least if least < 0.15 else None
 
 
 def _total(counters: dict[str, float], name: str) -> float | None:

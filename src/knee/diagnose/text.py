@@ -18,7 +18,7 @@ def verdict_lines(d: Diagnosis) -> list[str]:
             f"Findings:  {told}",
         ]
     also = f"; also {', '.join(b.limit for b in d.further)}" if d.further else ""
-    first = f"{'Limit' if d.answer == 'bound' else 'Not bound'}:     {d.limit}{where}"
+    first = f"{'Limit:' if d.answer == 'bound' else 'Not bound:':<10} {d.limit}{where}"
     return [
         f"{first} ({d.confidence} confidence{also}): {d.why}.",
         f"Evidence:  {'; '.join(evidence_text(e) for e in d.evidence[:3]) or _window(d)}",
@@ -103,7 +103,7 @@ def _window(d: Diagnosis) -> str:
 def _number(metric: str, value: float | None) -> str:
     if value is None:
         return "?"
-    if "usage_perc" in metric or "share" in metric:
+    if "usage_perc" in metric or "share of the budget" in metric:
         return f"{value:.1%}"
     if "_seconds" in metric or metric.endswith("- queue - prefill, mean"):
         return f"{value:.3g} s"

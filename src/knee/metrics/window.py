@@ -9,6 +9,7 @@ from knee.core.errors import InputError
 from knee.core.snapshot import EngineSnapshot, EngineWindow, GaugeStats, Histogram, Snapshot, Window
 
 MAX_WARNINGS = 20
+WAITING = "num_requests_waiting"
 
 
 def window(snapshots: Sequence[Snapshot]) -> Window:
@@ -60,7 +61,7 @@ def _engine_window(seen: list[EngineSnapshot]) -> EngineWindow:
                 histograms[name] = subtract(histogram, start)
     return EngineWindow(
         gauges=_summaries(seen),
-        queued=_summaries([engine for engine in seen if engine.gauges.get("num_requests_waiting", 0) > 0]),
+        queued=_summaries([engine for engine in seen if engine.gauges.get(WAITING, 0) > 0], WAITING),
         counters=counters,
         histograms=histograms,
         info=last.info or seen[0].info,
@@ -68,12 +69,15 @@ def _engine_window(seen: list[EngineSnapshot]) -> EngineWindow:
     )
 
 
-def _summaries(seen: list[EngineSnapshot]) -> dict[str, GaugeStats]:
+def _summaries(seen: list[EngineSnapshot], weight: str = "") -> dict[str, GaugeStats]:
+    """The summary of every gauge; means are weighted by the gauge `weight` where one is named."""
     values: dict[str, list[float]] = {}
+    weights: dict[str, list[float]] = {}
     for engine in seen:
         for name, value in engine.gauges.items():
             values.setdefault(name, []).append(value)
-    return {name: gauge_stats(samples) for name, samples in values.items()}
+            weights.setdefault(name, []).append(engine.gauges.get(weight, 1.0))
+    return {name: gauge_stats(samples, weights[name]) for name, samples in values.items()}
 
 
 def _went_backwards(before: EngineSnapshot, after: EngineSnapshot) -> bool:
@@ -87,14 +91,15 @@ def _went_backwards(before: EngineSnapshot, after: EngineSnapshot) -> bool:
     )
 
 
-def gauge_stats(samples: Sequence[float]) -> GaugeStats:
-    """The summary of a gauge's samples, in order of time."""
+def gauge_stats(samples: Sequence[float], weights: Sequence[float] | None = None) -> GaugeStats:
+    """The summary of a gauge's samples, in order of time; the mean is weighted where there are `weights`."""
+    weighed = weights or [1.0] * len(samples)
     return GaugeStats(
         first=samples[0],
         last=samples[-1],
         low=min(samples),
         high=max(samples),
-        mean=math.fsum(samples) / len(samples),
+        mean=math.fsum(s * w for s, w in zip(samples, weighed, strict=True)) / math.fsum(weighed),
         samples=len(samples),
     )
 

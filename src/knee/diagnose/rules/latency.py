@@ -1,7 +1,19 @@
 """Limits that show in latencies: prompts in decode steps, the front end, plain compute, the client itself."""
 
 from knee.diagnose.moves import lower_budget, more_api_servers
-from knee.diagnose.rules.queue import FULL_STEPS, drained, kv_full, queue_evidence, queues
+from knee.diagnose.rules.queue import (
+    FULL_STEPS,
+    KV_FULL,
+    PINNED,
+    PLATEAU,
+    WORTH,
+    bursts,
+    drained,
+    kv_full,
+    queue_evidence,
+    queues,
+    saturated,
+)
 from knee.diagnose.signals import ITL, RUNNING, TTFT, Signals
 from knee.diagnose.verdict import Binding, Confidence, Evidence
 
@@ -27,8 +39,11 @@ def prefill_interference(s: Signals) -> Binding | None:
     p50, p99, source = itl
     bound = s.facts.bound_s("itl") or s.facts.bound_s("tpot")
     broken = s.facts.breaks("itl", "tpot")
-    far = p99 >= FAR_ABOVE * p50 and p99 >= (LONG_GAP_S if bound is None else 0.5 * bound)
-    if not far or s.prefilled == 0 or (broken is False and bound is not None):
+    if broken and bound is not None:  # shorter steps with prompts help only where steps without are short
+        far = p99 >= 1.5 * p50 and p50 <= 0.8 * bound
+    else:
+        far = broken is None and p99 >= FAR_ABOVE * p50 and p99 >= LONG_GAP_S
+    if not far or s.prefilled == 0:
         return None
     confidence: Confidence = "high" if p99 >= 2 * FAR_ABOVE * p50 or broken else "medium"
     evidence = [
@@ -130,13 +145,13 @@ def compute(s: Signals) -> Binding | None:
         return None
     running = s.queued_running or s.running
     below_cap = running is not None and (
-        (s.cap is not None and running.mean < 0.95 * s.cap)
-        or (s.cap is None and s.moving and running.samples >= 2 and running.mean < 0.97 * running.high)
+        (s.cap is not None and (running.high if bursts(s) else running.mean / PINNED) < s.cap)
+        or (s.cap is None and s.moving and running.samples >= 2 and running.mean < PLATEAU * running.high)
     )
     kv = s.queued_kv or s.kv
-    room = kv is not None and kv_full(s) is None
-    steps = s.full_steps is not None and (s.full_steps[0] if s.budget else s.full_steps[1]) < FULL_STEPS
-    if not (below_cap and room):
+    room = kv is not None and kv.high < KV_FULL and kv_full(s) is None and not s.preemptions
+    steps = s.fill is not None and s.fill < FULL_STEPS
+    if not room or not (below_cap or saturated(s)):
         return None
     assert running is not None
     assert kv is not None
@@ -145,24 +160,33 @@ def compute(s: Signals) -> Binding | None:
             metric=f"{RUNNING} mean",
             value=running.mean,
             threshold=s.cap,
-            reason="below the sequence cap",
+            reason="below the sequence cap" if below_cap else "a larger batch would hardly serve more",
         ),
         Evidence(
             metric="kv_cache_usage_perc mean", value=kv.mean, threshold=0.9, reason="the KV cache has room"
         ),
     ]
-    if steps and s.full_steps is not None:
+    if steps and s.fill is not None:
         evidence.append(
             Evidence(
-                metric="iteration_tokens share of full steps",
-                value=s.full_steps[0] if s.budget else s.full_steps[1],
+                metric="iteration_tokens mean share of the budget",
+                value=s.fill,
                 threshold=FULL_STEPS,
                 reason="the token budget has room",
             )
         )
+    if s.batch_gain is not None:
+        evidence.append(
+            Evidence(
+                metric="gain of twice the batch",
+                value=s.batch_gain,
+                threshold=WORTH,
+                reason="from the gap between tokens of a request alone and of one in this batch",
+            )
+        )
     return Binding(
         limit="compute",
-        confidence="medium" if steps or (s.steps and s.budget is None) else "low",
+        confidence="medium" if steps or saturated(s) else "low",
         why="requests wait for the step under way though sequences, KV cache and token budget have room",
         evidence=tuple(evidence),
         watch=(f"{TTFT} p95", f"{ITL} p50", "generation_tokens rate"),

@@ -10,8 +10,17 @@ KV_FULL = 0.9
 PINNED = 0.95
 """Mean of running requests over the cap while others wait."""
 
-FULL_STEPS = 0.3
-"""Share of full steps from which on the budget shapes the queue."""
+NEARLY = 0.75
+"""The same where a client saw TTFT break and bursts reach the cap now and then."""
+
+PLATEAU = 0.99
+"""Mean over highest running requests while others wait, where the cap is not known."""
+
+FULL_STEPS = 0.5
+"""Mean share of the budget that steps use from which on the budget shapes the queue."""
+
+WORTH = 1.1
+"""What twice the batch must gain, else the device is the limit and not the flag."""
 
 THRASHING = 0.1
 """Preemptions per finished request from which on the work done twice costs more than the room it saves."""
@@ -24,14 +33,25 @@ def queues(s: Signals) -> bool:
     """Whether requests wait for more than the step under way.
 
     On average one waits, or queue time is a quarter of TTFT and more than three steps (a gap between tokens
-    is one step).
+    is one step). Where a client saw TTFT break, a burst of several steps' arrivals is enough: near the knee
+    the mean is still short.
     """
+    if bursts(s):
+        return True
     if s.waiting is not None and s.waiting.mean >= 1:
         running = s.running.mean if s.running is not None else 0.0
         return s.waiting.mean >= 0.02 * running or (s.waiting.low > 0 and s.samples > 1)
     if s.queue_s is None or not s.ttft_s:
         return False
     return s.queue_s > 0.25 * s.ttft_s and s.queue_s > 3 * (s.itl_s or 0.01)
+
+
+def bursts(s: Signals) -> bool:
+    """Whether a client saw TTFT break while now and then far more waited than arrive in a step."""
+    if s.waiting is None or not s.facts.breaks("ttft", "e2e"):
+        return False
+    arrivals = (s.finished or 0.0) / s.seconds * (s.itl_s or 0.0) if s.seconds > 0 else 0.0
+    return s.waiting.high >= max(3.0, 5 * arrivals)
 
 
 def drained(s: Signals) -> bool:
@@ -93,6 +113,11 @@ def kv_full(s: Signals) -> Evidence | None:
     return None
 
 
+def saturated(s: Signals) -> bool:
+    """Whether a larger batch would hardly serve more: a step takes as much longer as it is given more."""
+    return s.batch_gain is not None and s.batch_gain < WORTH
+
+
 def kv_memory(s: Signals) -> Binding | None:
     """Requests wait, or are preempted, because the KV cache is full."""
     waits = queues(s) and not drained(s)
@@ -145,17 +170,19 @@ def kv_memory(s: Signals) -> Binding | None:
 def sequence_cap(s: Signals) -> Binding | None:
     """Requests wait while as many run as max_num_seqs allows, and the cache has room."""
     running = s.queued_running or (s.running if s.waiting is None else None)
-    if running is None or not queues(s) or drained(s) or running.high < 1:
+    if running is None or not queues(s) or drained(s) or running.high < 1 or saturated(s):
         return None
     cap = s.cap
     if cap is not None:
-        if running.mean < PINNED * cap:
+        if running.mean < PINNED * cap and not (
+            bursts(s) and running.high >= cap and running.mean >= NEARLY * cap
+        ):
             return None
         confidence: Confidence = "high"
         reason = f"as many as max_num_seqs ({cap:g}) allows run while others wait"
     else:
         # Without the flag, a plateau stands for it, if requests come and go under it.
-        if not s.moving or running.samples < 3 or running.mean < 0.97 * running.high:
+        if not s.moving or running.samples < 3 or running.mean < PLATEAU * running.high:
             return None
         cap = running.high
         confidence = "medium" if running.samples < 8 else "high"
@@ -192,12 +219,11 @@ def sequence_cap(s: Signals) -> Binding | None:
 
 
 def token_budget(s: Signals) -> Binding | None:
-    """Requests wait though sequences and cache have room: steps are full of prompt tokens."""
-    if not queues(s) or drained(s) or s.full_steps is None:
+    """Requests wait, or prefill for long, though sequences and cache have room: steps are full of prompts."""
+    chunked = _chunked(s)
+    if ((not queues(s) or drained(s)) and chunked is None) or s.fill is None:
         return None
-    least, most = s.full_steps
-    share = least if s.budget is not None else most
-    if share < FULL_STEPS or kv_full(s) is not None:
+    if (s.fill < FULL_STEPS and chunked is None) or kv_full(s) is not None or saturated(s):
         return None
     running = s.queued_running
     if s.cap is not None and running is not None and running.mean >= PINNED * s.cap:
@@ -209,14 +235,29 @@ def token_budget(s: Signals) -> Binding | None:
         why="steps are full of prompt tokens, while sequences and KV cache have room",
         evidence=(
             Evidence(
-                metric="iteration_tokens share of full steps",
-                value=share,
+                metric="iteration_tokens mean share of the budget",
+                value=s.fill,
                 threshold=FULL_STEPS,
                 reason="these steps are full of prompt tokens",
             ),
+            *([chunked] if chunked else []),
             *queue_evidence(s),
         ),
         moves=(raised,) if raised else (),
         watch=(WAITING, TAIL, "inter_token_latency_seconds p99"),
-        strength=share,
+        strength=max(0.6, min(1.0, s.fill)),
+    )
+
+
+def _chunked(s: Signals) -> Evidence | None:
+    """That a client saw TTFT break by prompts that take several steps."""
+    if not s.facts.breaks("ttft") or not s.prefill_s or not s.ttft_s or not s.prompt_tokens or not s.budget:
+        return None
+    if s.prefill_s < 0.5 * s.ttft_s or s.prompt_tokens < 0.5 * s.budget:
+        return None
+    return Evidence(
+        metric="request_prefill_time_seconds mean",
+        value=s.prefill_s,
+        threshold=0.5 * s.ttft_s,
+        reason=f"a prompt of {s.prompt_tokens:,.0f} tokens takes several steps of at most {s.budget:g}",
     )
