@@ -185,6 +185,8 @@ def test_several_answers_have_gaps_of_their_own() -> None:
         ([(50, b'{"choices": ['), (60, DONE)], "bad_event", "truncated"),
         ([(50, b'{"choices": [{"text": "\xff\xfe"}]}'), (60, DONE)], "bad_event", ""),
         ([(50, b"not JSON"), (60, DONE)], "bad_event", ""),
+        ([(50, b"[" * 100_000), (60, DONE)], "bad_event", ""),
+        ([(50, b'{"choices":' + b"[" * 100_000), (60, DONE)], "bad_event", ""),
     ],
 )  # fmt: skip
 def test_a_200_that_is_a_failure(timed: list[tuple[float, Any]], cause: str, said: str) -> None:

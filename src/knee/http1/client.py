@@ -45,7 +45,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         """
         try:
             return msgspec.json.decode(self.body)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise TargetError(f"{self.url} did not answer with JSON: {error}") from error
 
 

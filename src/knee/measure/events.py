@@ -73,13 +73,13 @@ def words_of(body: bytes) -> str:
     """One line of what an error answer says, cut to what fits a line."""
     try:
         said = decode_event(body).failure()
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         said = None
     if said is None:
         try:
             detail = msgspec.json.decode(body)
             said = str(detail.get("detail", "")) if isinstance(detail, dict) else ""
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             said = body[:200].decode("utf-8", "replace")
     line = " ".join(said.split())
     return line if len(line) <= 160 else line[:159] + "…"

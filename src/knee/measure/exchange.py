@@ -138,7 +138,7 @@ class StreamExchange:
             if last:
                 for data in self._parser.flush():
                     self._read(at_ns, data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             self._fault("bad_event", str(error))
         except SseError as error:
             self._fault("too_large", str(error))
@@ -172,7 +172,7 @@ class StreamExchange:
         """The answer came in one piece: its first token is seen when its last one is."""
         try:
             event = decode_event(b"".join(self._pieces))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             self._close(now_ns, FAILED, "bad_answer", " ".join(str(error).split())[:160])
             return
         failure = event.failure()

@@ -50,7 +50,7 @@ def look_at(client: BlockingClient, model: str = "") -> Served:
         raise refusal(answer, at)
     try:
         models = msgspec.json.decode(answer.body, type=_Models).data
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         raise TargetError(
             f"{at} answers, but not as a vLLM server: /v1/models holds no list of models",
             "give the address that serves /v1/completions",
@@ -144,7 +144,7 @@ def _by_tokenize(client: BlockingClient, ask: Ask) -> Count:
             raise refusal(answer, str(client.origin))
         try:
             return msgspec.json.decode(answer.body, type=_Counted).count
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise TargetError(f"{client.origin}/tokenize gives no count") from error
 
     return count
@@ -159,7 +159,7 @@ def _by_usage(client: BlockingClient, ask: Ask) -> Count:
             raise refusal(answer, str(client.origin))
         try:
             usage = decode_event(answer.body).usage
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             usage = None
         if usage is None or usage.prompt_tokens < 1:
             raise TargetError(f"{client.origin} gives no usage")
@@ -172,5 +172,5 @@ def _version(client: BlockingClient) -> str:
     answer = client.request("/version")
     try:
         return msgspec.json.decode(answer.body, type=_Version).version if answer.status == 200 else ""
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return ""
