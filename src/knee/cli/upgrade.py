@@ -47,3 +47,54 @@ def plan(
     if made.breaks:
         return EXIT_NEGATIVE
     return NoAnswer.exit_code if made.notes else EXIT_OK
+
+
+@outputs.command("record")
+def record(
+    url: Annotated[str, typer.Argument(help="The server: http://127.0.0.1:8000.")],
+    *,
+    out: Annotated[Path, typer.Option(help="Where the recording goes.")],
+    cases: Annotated[
+        Path | None, typer.Option("--set", help="A set of your own; the shipped one by default.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Model to ask; the first one served when left out.")] = "",
+    key_file: Annotated[
+        Path | None,
+        typer.Option("--api-key-file", help="File with the bearer key; else VLLM_API_KEY is read."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a server the evaluation set twice and keep what it says: before the upgrade, and after it."""
+    from knee.http1.client import BlockingClient
+    from knee.measure.secret import read_key
+    from knee.upgrade.evaluation import read_set, shipped_set
+    from knee.upgrade.outputs import compare
+    from knee.upgrade.record import record as record_answers
+    from knee.upgrade.recording import write_recording
+    from knee.upgrade.text import recording_text
+
+    asked = read_set(cases) if cases is not None else shipped_set()
+    key = read_key(key_file)
+    headers = {"authorization": f"Bearer {key.reveal()}"} if key is not None else None
+    with BlockingClient(url, headers=headers, timeout_s=120.0) as client:
+        recording = record_answers(client, asked, model, log)
+    write_recording(out, recording)
+    noise = compare(recording, recording)
+    show(noise, as_json, lambda: recording_text(noise, str(out)))
+
+
+@outputs.command("compare")
+def compare_outputs(
+    before: Annotated[Path, typer.Argument(help="The recording of the version in use.")],
+    after: Annotated[Path, typer.Argument(help="The recording of the version to come.")],
+    as_json: JsonOption = False,
+) -> int:
+    """Say which answers changed beyond the noise of each server. Exit code 1: changed; 5: cannot be told."""
+    from knee.core.errors import EXIT_NEGATIVE, EXIT_OK, NoAnswer
+    from knee.upgrade.outputs import compare
+    from knee.upgrade.recording import read_recording
+    from knee.upgrade.text import comparison_text
+
+    found = compare(read_recording(before), read_recording(after))
+    show(found, as_json, lambda: comparison_text(found))
+    return {"unchanged": EXIT_OK, "changed": EXIT_NEGATIVE}.get(found.verdict, NoAnswer.exit_code)

@@ -1,7 +1,8 @@
-"""A plan in words."""
+"""Plans and comparisons in words."""
 
 from collections.abc import Iterator
 
+from knee.upgrade.outputs import CONFIDENCE, Comparison, Divergence
 from knee.upgrade.plan import FlagNote, Plan
 
 
@@ -58,3 +59,43 @@ def _flag(note: FlagNote) -> str:
 
 def _value(value: object) -> str:
     return "chosen by vLLM" if value is None else str(value)
+
+
+MOST_SHOWN = 12
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """The A/A runs first, then what changed beyond them, where answers part, and the verdict."""
+    lines = [f"{comparison.before} against {comparison.after}"]
+    lines += [f"note: {note}" for note in comparison.notes]
+    lines.append("")
+    for group in comparison.groups:
+        bound = f"{max(0.0, group.low):.0%} to {min(1.0, group.high):.0%} beyond noise at {CONFIDENCE:.0%}"
+        lines.append(
+            f"{group.name:<8} A/A {group.noisy} of {2 * group.n} differ;"
+            f" A/B {group.changed} of {group.n} ({bound}): {group.verdict}"
+        )
+    if comparison.divergences:
+        lines += ["", "First diverging token"]
+        lines += [f"  {_divergence(found)}" for found in comparison.divergences[:MOST_SHOWN]]
+        left = len(comparison.divergences) - MOST_SHOWN
+        lines += [f"  and {left} more"] if left > 0 else []
+    lines += ["", comparison.verdict + (f": {comparison.cause}" if comparison.cause else "")]
+    return "\n".join(lines)
+
+
+def _divergence(found: Divergence) -> str:
+    tie = f", a near tie ({found.margin:.3f} nats)" if found.near_tie else ""
+    where = f"{found.case} ({found.mode}) at {found.at} of {found.of}"
+    return f"{where}: {found.before!r} became {found.after!r}{tie}"
+
+
+def recording_text(noise: Comparison, path: str) -> str:
+    """What was recorded and how far the server repeats itself; `noise` compares the recording with itself."""
+    lines = [f"{noise.before}, recorded in {path}"]
+    lines += [f"note: {note}" for note in noise.notes]
+    lines += [
+        f"{group.name:<8} {group.n} probes, asked twice: {group.noisy // 2} answered differently"
+        for group in noise.groups
+    ]
+    return "\n".join(lines)

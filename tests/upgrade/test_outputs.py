@@ -1,0 +1,176 @@
+"""Recordings compared: what changed beyond the noise of each server, and what it points to."""
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from knee.core.errors import InputError
+from knee.upgrade.evaluation import Mode
+from knee.upgrade.outputs import Comparison, compare, diverge, share_beyond_noise
+from knee.upgrade.recording import Probe, Recording, Said
+
+
+def said(text: str, prompt: int = 5, margins: tuple[float, ...] = ()) -> Said:
+    tokens = tuple(f" {word}" for word in text.split())
+    return Said(text=text, tokens=tokens, margins=margins, prompt_tokens=prompt, finish_reason="length")
+
+
+def probe(case: str, *texts: str, mode: Mode = "greedy", prompt: int = 5) -> Probe:
+    first, second = texts if len(texts) == 2 else texts * 2
+    return Probe(case=case, kind="chat", mode=mode, runs=(said(first, prompt), said(second, prompt)))
+
+
+def recording(*probes: Probe, digest: str = "d") -> Recording:
+    return Recording(version="0.32.0", model="m", digest=digest, probes=probes)
+
+
+def of(greedy: list[str], default: list[str], prompt: int = 5) -> Recording:
+    return recording(
+        *(probe(f"g{i}", text, prompt=prompt) for i, text in enumerate(greedy)),
+        *(probe(f"d{i}", text, mode="default", prompt=prompt) for i, text in enumerate(default)),
+    )
+
+
+SAME = [f"answer number {i}" for i in range(20)]
+OTHER = [f"answer numero {i}" for i in range(20)]
+
+
+def verdicts(found: Comparison) -> dict[str, str]:
+    return {group.name: group.verdict for group in found.groups}
+
+
+def test_a_against_a_is_unchanged() -> None:
+    found = compare(of(SAME, SAME), of(SAME, SAME))
+    assert found.verdict == "unchanged"
+    assert found.cause == ""
+    assert found.divergences == ()
+    assert {group.changed for group in found.groups} == {0}
+
+
+def test_the_arithmetic() -> None:
+    found = compare(of(SAME, SAME), of(OTHER, OTHER))
+    assert verdicts(found) == {"prompts": "unchanged", "greedy": "changed", "default": "changed"}
+    assert "arithmetic" in found.cause
+    assert {d.at for d in found.divergences} == {1}
+    assert (found.divergences[0].before, found.divergences[0].after) == (" number", " numero")
+
+
+def test_the_template() -> None:
+    found = compare(of(SAME, SAME), of(OTHER, OTHER, prompt=6))
+    assert verdicts(found)["prompts"] == "changed"
+    assert "template" in found.cause
+
+
+def test_the_sampling_defaults() -> None:
+    found = compare(of(SAME, SAME), of(SAME, OTHER))
+    assert verdicts(found) == {"prompts": "unchanged", "greedy": "unchanged", "default": "changed"}
+    assert "sampling defaults" in found.cause
+
+
+def test_one_prompt_that_is_rendered_differently_is_a_change() -> None:
+    before = recording(*(probe(f"c{i}", "x", prompt=5) for i in range(20)))
+    after = recording(*(probe(f"c{i}", "x", prompt=5 + (i == 7)) for i in range(20)))
+    assert compare(before, after).verdict == "changed"
+
+
+def test_one_answer_of_twenty_is_not_enough() -> None:
+    found = compare(of(SAME, []), of([*SAME[:19], "answer numero 19"], []))
+    assert found.verdict == "inconclusive"
+    assert len(found.divergences) == 1
+
+
+def test_how_many_changed_answers_of_24_are_a_change() -> None:
+    """Against a server without noise: three. By hand 3/24 - √(0.082² + 0.074²) = 0.015, the first above zero."""
+    same = [f"a {i}" for i in range(24)]
+    verdict = {
+        k: compare(of(same, []), of([*["b"] * k, *same[k:]], [])).verdict for k in (0, 1, 2, 3, 12, 24)
+    }
+    assert verdict == {
+        0: "unchanged",
+        1: "inconclusive",
+        2: "inconclusive",
+        3: "changed",
+        12: "changed",
+        24: "changed",
+    }
+
+
+def test_noise_is_called_a_change_in_few_of_many_runs() -> None:
+    rng = random.Random(7)
+    wrong = 0
+    for _ in range(400):
+        chance = rng.random()
+        made = [
+            recording(
+                *(
+                    probe(
+                        f"c{i}",
+                        *(f"a {rng.randrange(99)}" if rng.random() < chance else "a" for _ in range(2)),
+                    )
+                    for i in range(24)
+                )
+            )
+            for _ in range(2)
+        ]
+        wrong += compare(*made).verdict == "changed"
+    assert wrong / 400 <= 0.025  # what lies below a two-sided 95 % interval
+
+
+@given(st.integers(1, 200), st.data())
+def test_the_interval_holds_the_difference(n: int, data: st.DataObject) -> None:
+    changed, noisy = data.draw(st.integers(0, n)), data.draw(st.integers(0, 2 * n))
+    low, high = share_beyond_noise(changed, n, noisy, 2 * n)
+    assert -1 <= low <= changed / n - noisy / (2 * n) <= high <= 1
+    if changed == 0:
+        assert low <= 0
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=6), st.lists(st.sampled_from("abc"), max_size=6))
+def test_the_first_diverging_token(one: list[str], other: list[str]) -> None:
+    found = diverge(probe("c", " ".join(one)), probe("c", " ".join(other)))
+    if one == other:
+        assert found is None
+    else:
+        assert found is not None
+        assert one[: found.at] == other[: found.at]
+        assert one[found.at : found.at + 1] != other[found.at : found.at + 1]
+        assert found.of == len(one)
+
+
+def test_a_near_tie_is_named() -> None:
+    runs = (said("a b", margins=(2.0, 0.01)),) * 2
+    before = Probe(case="c", kind="chat", mode="greedy", runs=runs)
+    found = diverge(before, probe("c", "a c"))
+    assert found is not None
+    assert found.near_tie
+    other = diverge(before, probe("c", "x b"))
+    assert other is not None
+    assert not other.near_tie
+
+
+def test_words_where_there_are_no_tokens() -> None:
+    bare = [msgspec.structs.replace(said(text), tokens=()) for text in ("one two  three", "one two  four")]
+    before, after = (Probe(case="c", kind="chat", mode="greedy", runs=(s, s)) for s in bare)
+    found = diverge(before, after)
+    assert found is not None
+    assert (found.at, found.before, found.after) == (2, "  three", "  four")
+
+
+def test_different_sets_are_not_compared() -> None:
+    with pytest.raises(InputError, match="different evaluation sets"):
+        compare(recording(probe("c", "a")), recording(probe("c", "a"), digest="e"))
+
+
+def test_remarks() -> None:
+    noisy = recording(*(probe(f"c{i}", f"a{i}", f"b{i}") for i in range(10)))
+    assert any("does not repeat itself" in note for note in compare(noisy, noisy).notes)
+    silent = recording(
+        Probe(case="c", kind="chat", mode="greedy", runs=(Said(text="a"), Said(text="a"))),
+    )
+    found = compare(silent, silent)
+    assert any("how they render prompts" in note for note in found.notes)
+    other = msgspec.structs.replace(silent, model="n")
+    assert any("different models" in note for note in compare(silent, other).notes)
