@@ -23,7 +23,7 @@ VersionOption = Annotated[str, typer.Option(help="A version of vLLM, like 0.32.0
 _WIDTH = 12
 
 
-@catalog.command("flag")
+@catalog.command("flag", context_settings={"ignore_unknown_options": True})  # the name may begin with --
 def flag(
     name: Annotated[str, typer.Argument(help="Like --max-num-seqs or max_num_seqs.")],
     *,
