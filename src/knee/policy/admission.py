@@ -83,6 +83,15 @@ class Admission:
             self._end(ticket, "shed")
         return ticket
 
+    def turn_away(self, now_ns: int, full: bool = False) -> bool:
+        """Whether a request that arrives now is refused (always, where `full`); if so it has been counted."""
+        patient = self._patience_ns() > 0 and len(self._queue) < self._queue_bound()
+        if not full and (patient or self.in_flight < self.capacity):
+            return False
+        self.arrived += 1
+        self._end(Ticket("queued", now_ns, now_ns, no_replica=self.replicas == 0), "shed")
+        return True
+
     def close(self, ticket: Ticket, now_ns: int) -> list[Ticket]:
         """End `ticket`; the tickets whose state changed because of it. Closing twice changes nothing."""
         if ticket.state == "queued":

@@ -119,6 +119,10 @@ class Router:
         self.replicas[name] = Replica(name)
         return self.replicas[name]
 
+    def remove(self, name: str) -> None:
+        """Forget a replica; reservations that are still held there are given back to nobody."""
+        self.replicas.pop(name, None)
+
     def observe(self, name: str, load: Load) -> None:
         """A scrape of `name` came in."""
         replica = self.replicas.get(name)

@@ -1,0 +1,177 @@
+"""`knee gateway`: an admission-controlled proxy in front of one or more vLLM servers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from knee.cli.app import JsonOption, log
+from knee.core.errors import EXIT_NEGATIVE, InputError, UsageError
+from knee.core.units import format_duration, ns_to_s, parse_duration_ns
+
+if TYPE_CHECKING:
+    from knee.policy.admission import Limits
+    from knee.protect.config import GatewayConfig
+    from knee.protect.serve import RunningGateway
+
+
+def gateway(
+    *,
+    urls: Annotated[list[str] | None, typer.Argument(metavar="[URL]...", help="The vLLM servers.")] = None,
+    upstream: Annotated[list[str] | None, typer.Option(help="A further server; may be repeated.")] = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="Take the limits from this run directory or knee.lock.")
+    ] = None,
+    max_in_flight: Annotated[int | None, typer.Option(min=1, help="Requests in flight per replica.")] = None,
+    max_queue: Annotated[
+        int | None, typer.Option(min=0, help="Requests that may wait, per replica [default: none].")
+    ] = None,
+    queue_deadline: Annotated[
+        str | None, typer.Option(help="How long a request may wait for a place [default: 500ms].")
+    ] = None,
+    ready_wait: Annotated[
+        str, typer.Option(help="How long a request may wait while no replica is ready.")
+    ] = "30s",
+    policy: Annotated[
+        str, typer.Option(help="prefix_affinity, least_load or round_robin.")
+    ] = "prefix_affinity",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
+    admin_host: Annotated[str, typer.Option(help="Address of the admin port.")] = "127.0.0.1",
+    admin_port: Annotated[
+        int, typer.Option(help="Port of /healthz, /readyz, /metrics, /replicas; 0 takes a free one.")
+    ] = 8081,
+    connect_timeout: Annotated[str, typer.Option(help="Bound on connecting to a replica.")] = "2s",
+    first_byte_timeout: Annotated[
+        str, typer.Option(help="Bound from the sent request to the answer's first byte.")
+    ] = "300s",
+    between_bytes_timeout: Annotated[str, typer.Option(help="Bound on every later silence.")] = "120s",
+    probe_timeout: Annotated[str, typer.Option(help="How long a replica may take to answer a probe.")] = "5s",
+    max_body_mib: Annotated[int, typer.Option(min=1, help="Largest request body, MiB.")] = 32,
+    sse_keep_alive: Annotated[
+        str, typer.Option(help="Send a comment into event streams silent for so long; 0s never does.")
+    ] = "0s",
+    unready: Annotated[
+        str, typer.Option(help="After SIGTERM, still take requests for so long, as not ready.")
+    ] = "5s",
+    grace: Annotated[str, typer.Option(help="After SIGTERM, let answers finish for so long.")] = "60s",
+    access_log: Annotated[str, typer.Option(help="A file, - for stderr, or none.")] = "-",
+    seed: Annotated[int | None, typer.Option(help="Seed of request ids and random ties.")] = None,
+    as_json: JsonOption = False,
+) -> int | None:
+    """Protect vLLM servers: bound what is in flight, refuse the rest fast, route by load and prefix.
+
+    A name with several addresses is as many replicas. Runs until SIGTERM; exit code 1 where answers had to be
+    cut when the grace was over. Limits come from --from or from --max-in-flight.
+    """
+    from random import Random
+
+    from knee.core.clock import RealClock
+    from knee.http1.origin import parse_origin
+    from knee.policy.routing import POLICIES
+    from knee.protect.config import MIB, GatewayConfig
+    from knee.protect.serve import Ports, RunningGateway, serve
+
+    origins = tuple(dict.fromkeys(parse_origin(url) for url in (*(urls or ()), *(upstream or ()))))
+    if not origins:
+        raise UsageError("no server to protect", "knee gateway http://127.0.0.1:8000 --max-in-flight 64")
+    if policy not in POLICIES:
+        raise UsageError(f"no policy {policy!r}", f"known: {', '.join(POLICIES)}")
+    limits = _limits(from_, max_in_flight, max_queue, queue_deadline)
+    config = GatewayConfig(
+        upstreams=origins,
+        limits=msgspec.structs.replace(limits, ready_wait_ns=parse_duration_ns(ready_wait)),
+        policy=policy,
+        connect_s=_seconds(connect_timeout),
+        first_byte_s=_seconds(first_byte_timeout),
+        between_bytes_s=_seconds(between_bytes_timeout),
+        probe_s=_seconds(probe_timeout),
+        unready_s=_seconds(unready, zero=True),
+        grace_s=_seconds(grace, zero=True),
+        keep_alive_s=_seconds(sse_keep_alive, zero=True),
+        body_bytes=max_body_mib * MIB,
+    )
+    ports = Ports(host=host, port=port, admin_host=admin_host, admin_port=admin_port)
+    file = _open_log(access_log)
+    made = Random(seed) if seed is not None else Random()
+    clock = RealClock()
+    finished = serve(
+        lambda: RunningGateway(config, ports, clock=clock, rng=made, log=file),
+        lambda running: _announce(running, config, as_json),
+    )
+    return None if finished else EXIT_NEGATIVE
+
+
+def _limits(
+    from_: Path | None, max_in_flight: int | None, max_queue: int | None, queue_deadline: str | None
+) -> Limits:
+    """The limits of one replica: those of the knee, with what the command line says instead.
+
+    Raises:
+        UsageError: neither a knee nor a bound was given.
+        InputError: the run has no point that limits could be made from.
+    """
+    from knee.core.lock import read_lock
+    from knee.policy.admission import Limits
+    from knee.policy.limits import DEFAULT_QUEUE_NS, limits_from_knee
+
+    given: dict[str, Any] = {}
+    if max_in_flight is not None:
+        given["max_in_flight"] = max_in_flight
+    if max_queue is not None:
+        given["max_queue"] = max_queue
+    if queue_deadline is not None:
+        given["queue_deadline_ns"] = parse_duration_ns(queue_deadline)
+    if from_ is not None:
+        lock = read_lock(from_)
+        points = [] if lock.at_knee is None else [lock.at_knee]
+        return msgspec.structs.replace(limits_from_knee(lock.knee, points), **given)
+    if max_in_flight is None:
+        raise UsageError(
+            "no limit on requests in flight",
+            "--from RUN takes it from a measured knee, --max-in-flight N gives it",
+        )
+    return Limits(**{"max_queue": 0, "queue_deadline_ns": DEFAULT_QUEUE_NS, **given})
+
+
+def _seconds(text: str, *, zero: bool = False) -> float:
+    seconds = ns_to_s(parse_duration_ns(text))
+    if seconds <= 0 and not zero:
+        raise UsageError(f"this wait must be longer than zero: {text!r}")
+    return seconds
+
+
+def _open_log(path: str) -> IO[str] | None:
+    if path == "none":
+        return None
+    if path == "-":
+        return sys.stderr
+    try:
+        return Path(path).open("a", encoding="utf-8", buffering=65_536)
+    except OSError as error:
+        raise InputError(f"cannot write the access log to {path}: {error.strerror}") from error
+
+
+def _announce(running: RunningGateway, config: GatewayConfig, as_json: bool) -> None:
+    """One line for a person, or one JSON line on stdout for a program that waits for the ports."""
+    limits = config.limits
+    if as_json:
+        told = {
+            "port": running.server.port,
+            "admin_port": running.admin.port,
+            "upstreams": [str(origin) for origin in config.upstreams],
+            "limits": limits,
+            "policy": config.policy,
+        }
+        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+        sys.stdout.flush()
+    queue = f"{limits.max_queue} queued for at most {format_duration(limits.queue_deadline_ns)}"
+    log(
+        f"gateway on port {running.server.port}, admin on port {running.admin.port}; per replica "
+        f"{limits.max_in_flight} in flight, {queue if limits.max_queue else 'no queue'}; "
+        f"behind it {', '.join(str(origin) for origin in config.upstreams)}"
+    )

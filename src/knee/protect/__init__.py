@@ -1,0 +1,1 @@
+"""The gateway: proxy, health, drain, around the decisions of `policy`."""
