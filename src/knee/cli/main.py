@@ -17,6 +17,7 @@ COMMANDS: tuple[str, ...] = (
     "watch",
     "simulate",
     "mock",
+    "gateway",
     "deploy",
     "upgrade",
     "catalog",
