@@ -83,7 +83,7 @@ def test_one_answer_of_twenty_is_not_enough() -> None:
 
 
 def test_how_many_changed_answers_of_24_are_a_change() -> None:
-    """Against a server without noise: three. By hand 3/24 - √(0.082² + 0.074²) = 0.015, the first above zero."""
+    """Against a server without noise: three. By hand 3/24 - √(0.082² + 0.074²) = 0.015, first above 0."""
     same = [f"a {i}" for i in range(24)]
     verdict = {
         k: compare(of(same, []), of([*["b"] * k, *same[k:]], [])).verdict for k in (0, 1, 2, 3, 12, 24)
