@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from knee.catalog.accelerators import accelerator, all_accelerators
+from knee.catalog.accelerators import Accelerator, accelerator, all_accelerators
 from knee.core.errors import UsageError
 from knee.fit.config import read_model
 from knee.fit.kv import Parallel, blocks_per_request
