@@ -42,9 +42,14 @@ RAISES = 1.15
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """One random server with its traffic and its SLO."""
+    """One random server with its traffic and its SLO.
+
+    `service_s` is about how long a request takes on the drawn server; windows follow from it, so that they
+    stay alike when a limit is relaxed.
+    """
 
     seed: int
+    service_s: float
     config: EngineConfig
     workload: Workload
     slo: Slo
@@ -102,7 +107,10 @@ def draw(seed: int) -> Server:
     if rng.random() < 0.4:
         gap_ms = (fixed + cost.per_seq_ns * cap / 2) / NS_PER_MS * between(1.5, 6)
         objectives.append(Objective(metric="itl", quantile=0.99, bound=round(gap_ms, 1)))
-    return Server(seed=seed, config=config, workload=workload, slo=Slo(tuple(objectives)))
+    service_s = output * (fixed + cost.per_seq_ns * cap) / NS_PER_S
+    return Server(
+        seed=seed, service_s=service_s, config=config, workload=workload, slo=Slo(tuple(objectives))
+    )
 
 
 def _lengths(mean: float, cv: float) -> Lengths:
@@ -114,9 +122,7 @@ def _lengths(mean: float, cv: float) -> Lengths:
 
 def offer_at(server: Server, rate: float) -> Offer:
     """About 300 requests in the measured window, after a warm-up of several service times."""
-    tokens = server.workload.output_tokens.mean
-    cost = server.config.step_cost
-    service_s = tokens * (cost.fixed_ns + cost.per_seq_ns * server.config.max_num_seqs) / NS_PER_S
+    service_s = server.service_s
     window_s = min(600.0, max(300 / rate, 3 * service_s, 6.0))
     return Offer(
         workload=server.workload,
