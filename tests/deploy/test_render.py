@@ -6,6 +6,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import typer
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +14,9 @@ from tests.deploy.measured import lock_of
 
 from knee.catalog.flags import flag, flag_status
 from knee.catalog.load import releases
+from knee.cli.gateway import gateway as gateway_command
 from knee.core.errors import UsageError
-from knee.core.lock import Lock
+from knee.core.lock import Lock, read_lock
 from knee.deploy.arguments import flags_in
 from knee.deploy.check import check
 from knee.deploy.commented import Because
@@ -23,6 +25,7 @@ from knee.deploy.naming import Site, gpus_of, name_of
 from knee.deploy.render import Rendered, render, text_of
 from knee.deploy.sizing import Asked
 from knee.deploy.sources import Loaded
+from knee.policy.limits import limits_from_knee
 
 GOLDEN = Path(__file__).parents[1] / "data" / "deploy"
 CUSTOM = {"ScaledObject", "PodMonitor", "InferencePool", "HTTPRoute"}
@@ -233,3 +236,30 @@ def test_unknown_choices() -> None:
         made(autoscaler="cron")
     with pytest.raises(UsageError, match="hand-over"):
         made(autoscaler="hpa", pool=True)
+
+
+def test_the_gateway_takes_its_arguments() -> None:
+    items = list(yaml.safe_load_all(text_of(made())))
+    gateway = next(
+        i for i in items if i["metadata"]["name"].endswith("-gateway") and i["kind"] == "Deployment"
+    )
+    container = gateway["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["knee", "gateway"]
+    command = typer.Typer(add_completion=False)
+    command.command()(gateway_command)
+    context = typer.main.get_command(command).make_context("gateway", list(container["args"]))
+    assert context.params["urls"] == ["http://llama-3-1-8b-instruct-replicas:8000"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert (context.params["port"], context.params["admin_port"]) == (ports["http"], ports["admin"])
+    assert context.params["grace"] == "10s"
+
+
+def test_the_gateway_reads_its_limits_from_the_lock_beside_it(tmp_path: Path) -> None:
+    items = list(yaml.safe_load_all(text_of(made())))
+    config = next(i for i in items if i["kind"] == "ConfigMap")
+    (tmp_path / "knee.lock").write_text(config["data"]["knee.lock"])
+    lock = read_lock(tmp_path / "knee.lock")
+    assert lock.at_knee is not None
+    limits = limits_from_knee(lock.knee, [lock.at_knee])
+    assert limits.max_in_flight == 73
+    assert limits.drain_rate == 19.0
