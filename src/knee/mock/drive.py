@@ -75,6 +75,19 @@ class Drive:
             self._begin(now_ns)
         return ""
 
+    def has_room_for(self, n: int) -> bool:
+        """Whether `n` more requests stay within `max_num_queued_reqs`; counts a rejection if not.
+
+        vLLM looks at all `n` answers to a prompt before it takes the first (v1/engine/async_llm.py,
+        check_admission, 0.29 and later).
+        """
+        self._catch_up()
+        limit = self._config.max_num_queued_reqs
+        if limit is None or len(self.engine.requests) + n <= limit:
+            return True
+        self.engine.metrics.rejected["max_num_queued_reqs"] += 1
+        return False
+
     def abort(self, request: Request) -> None:
         """The client of `request` has gone away, or needs no more."""
         if self._listeners.pop(request.id, None) is None or self.dead:

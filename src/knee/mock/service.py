@@ -222,6 +222,8 @@ class Service:
         now_ns = self.drive.now_ns()
         eos_after = 0 if ask.ignore_eos else self.config.eos_after
         for at, (prompt, limit) in enumerate(zip(ask.prompts, ask.max_tokens, strict=True)):
+            if ask.n > 1 and not self.drive.has_room_for(ask.n):
+                raise busy("max_num_queued_reqs")
             segments = self._segments(prompt, ask)
             for number in range(ask.n):
                 start = self.style.voice.start(prompt.text, ask.seed, number)
