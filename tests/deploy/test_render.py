@@ -1,10 +1,12 @@
 """Rendered manifests: goldens, Kubernetes' own schemas, a reason beside every number, a clean lint."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import msgspec
 import pytest
 import typer
 import yaml
@@ -15,16 +17,19 @@ from tests.deploy.measured import lock_of
 from knee.catalog.flags import flag, flag_status
 from knee.catalog.load import releases
 from knee.cli.gateway import gateway as gateway_command
+from knee.cli.main import run
 from knee.core.errors import UsageError
 from knee.core.lock import Lock, read_lock
 from knee.deploy.arguments import flags_in
 from knee.deploy.check import check
 from knee.deploy.commented import Because
 from knee.deploy.manifests import load_text
-from knee.deploy.naming import Site, gpus_of, name_of
+from knee.deploy.naming import Site, name_of
 from knee.deploy.render import Rendered, render, text_of
+from knee.deploy.serving import gpus_of, serve_arguments, told_by_log
 from knee.deploy.sizing import Asked
 from knee.deploy.sources import Loaded
+from knee.deploy.startup import read_startup
 from knee.policy.limits import limits_from_knee
 
 GOLDEN = Path(__file__).parents[1] / "data" / "deploy"
@@ -263,3 +268,72 @@ def test_the_gateway_reads_its_limits_from_the_lock_beside_it(tmp_path: Path) ->
     limits = limits_from_knee(lock.knee, [lock.at_knee])
     assert limits.max_in_flight == 73
     assert limits.drain_rate == 19.0
+
+
+def test_the_command_line_of_the_measured_server() -> None:
+    flags = {
+        "model_tag": "/models/llama",
+        "model": "/models/llama",
+        "host": "0.0.0.0",
+        "api_key": "hunter2",
+        "dtype": "bfloat16",
+        "enforce_eager": "True",
+        "enable_prefix_caching": "False",
+        "override_generation_config": "{'temperature': 0.3, 'top_p': None}",
+        "cudagraph_capture_sizes": "[1, 2, 4]",
+        "compilation_config": '{"level": 3}',
+        "seed": "None",
+    }
+    assert serve_arguments(lock_of(flags=flags)) == [
+        "/models/llama",
+        *("--served-model-name", "meta-llama/Llama-3.1-8B-Instruct"),
+        *("--compilation-config", '{"level":3}'),
+        *("--cudagraph-capture-sizes", "1", "2", "4"),
+        *("--dtype", "bfloat16"),
+        "--no-enable-prefix-caching",
+        "--enforce-eager",
+        *("--override-generation-config", '{"temperature":0.3,"top_p":null}'),
+    ]
+
+
+def test_what_the_run_does_not_know_comes_from_the_log() -> None:
+    log = Path(__file__).parents[1] / "data" / "deploy" / "startup.log"
+    bare = msgspec.structs.replace(lock_of(flags={}), vllm_version="", model="")
+    full = told_by_log(bare, read_startup(log))
+    assert (full.vllm_version, full.model, full.flags["dtype"]) == ("0.32.0", "./tiny", "bfloat16")
+    assert full.startup_s == pytest.approx(86, abs=1)
+    assert told_by_log(lock_of(), read_startup(log)).flags == lock_of().flags
+    assert any("flags of the measured server are not known" in note for note in made(flags={}).notes)
+
+
+def test_the_probe_follows_from_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    log = Path(__file__).parents[1] / "data" / "deploy" / "startup.log"
+    assert run(["deploy", "startup", str(log), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 2 * found["total_s"] <= found["allowed_s"] <= 3 * found["total_s"]
+    assert found["allowed_s"] == found["period_s"] * found["failure_threshold"]
+    assert {"compile", "engine", "weights"} <= {phase["name"] for phase in found["phases"]}
+    assert run(["deploy", "startup", str(log)]) == 0
+    probe = yaml.safe_load(capsys.readouterr().out.split("\n\n", 1)[1])
+    assert probe["startupProbe"]["failureThreshold"] == found["failure_threshold"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        ("", 3, "is empty"),
+        ("hello\n" * 50, 3, "not"),
+        (
+            "INFO 11-29 16:48:26 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: …\n",
+            5,
+            "how long the start took",
+        ),
+    ],
+)
+def test_logs_that_tell_no_start(
+    text: str, code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "s.log").write_text(text)
+    assert run(["deploy", "startup", str(tmp_path / "s.log")]) == code
+    assert says in capsys.readouterr().err
+    assert run(["deploy", "startup", str(tmp_path / "absent.log")]) == 3

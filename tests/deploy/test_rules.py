@@ -269,7 +269,7 @@ NEAR: dict[str, Change] = {
     "a key from the environment": args("--api-key", "$(API_KEY)"),
     "a port by number": on_engine("readinessProbe", "httpGet", "port", value=8000),
     "another port, everywhere": both(
-        lambda d: engine(d)["args"].__setitem__(2, "9000"),
+        args("--port", "9000"),
         on_engine("ports", 0, "containerPort", value=9000),
         put("spec", "targetPorts", 0, "number", value=9000, of="InferencePool"),
     ),

@@ -67,11 +67,15 @@ def render(
 ) -> None:
     """Write the manifests that follow from a measured knee, with a reason beside every number."""
     from knee.core.lock import read_lock
-    from knee.deploy.naming import Site, gpus_of, name_of
+    from knee.deploy.naming import Site, name_of
     from knee.deploy.render import render as render_objects
+    from knee.deploy.serving import gpus_of, told_by_log
     from knee.deploy.sizing import Asked
+    from knee.deploy.startup import read_startup
 
     lock = read_lock(source)
+    if startup_log is not None:
+        lock = told_by_log(lock, read_startup(startup_log))
     named = name_of(lock.model, name)
     site = Site(
         name=named,
@@ -86,7 +90,6 @@ def render(
         endpoint_picker=(endpoint_picker or f"{named}-epp") if inference_pool else "",
     )
     asked = Asked(
-        startup_s=_start_s(startup_log),
         startup_source=startup_log.name if startup_log else "",
         longest_response_s=_seconds(longest_response),
         peak_rate=peak_rate,

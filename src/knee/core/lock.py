@@ -98,7 +98,8 @@ def lock_of_run(path: Path) -> Lock:
         )
     target = plan.get("target")
     target = target if isinstance(target, dict) else {}
-    workload = plan.get("workload")
+    offer = plan.get("offer")
+    workload = plan.get("workload") or (offer.get("workload") if isinstance(offer, dict) else None)
     try:
         knee = msgspec.convert(manifest["knee"], Knee)
         return Lock(

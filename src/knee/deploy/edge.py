@@ -6,7 +6,8 @@ import msgspec
 
 from knee.core.lock import Lock
 from knee.deploy.commented import Because, document
-from knee.deploy.naming import GATEWAY_PORT, SERVER_PORT, Site, labels, metadata, public_flags
+from knee.deploy.naming import GATEWAY_PORT, SERVER_PORT, Site, labels, metadata
+from knee.deploy.serving import public_flags
 from knee.deploy.sizing import Sizes
 
 Object = dict[str, Any]

@@ -5,11 +5,8 @@ import re
 import msgspec
 
 from knee.core.errors import UsageError
-from knee.core.lock import Lock
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-_OURS = ("host", "port", "model", "model-tag", "shutdown-timeout", "max-num-queued-reqs", "uds")
-_SECRET = ("api-key", "hf-token", "ssl-keyfile")
 
 SERVER_PORT = 8000
 """vLLM's own default port."""
@@ -67,46 +64,3 @@ def metadata(site: Site, suffix: str = "", part: str = "") -> dict[str, object]:
 def labels(site: Site, part: str = "") -> dict[str, str]:
     """The labels that select the pods of one part."""
     return {"app.kubernetes.io/name": site.name} | ({"app.kubernetes.io/component": part} if part else {})
-
-
-def gpus_of(lock: Lock) -> int:
-    """Accelerators of one replica: tensor x pipeline x data parallel; 0 on the CPU."""
-    if "cpu" in lock.gpu.lower():
-        return 0
-    flags = _by_dashes(lock.flags)
-    sizes = [
-        flags.get(f"{kind}-parallel-size", flags.get(short, "1")) or "1"
-        for kind, short in (("tensor", "tp"), ("pipeline", "pp"), ("data", "dp"))
-    ]
-    try:
-        found = 1
-        for size in sizes:
-            found *= int(size)
-    except ValueError:
-        raise UsageError(f"a parallel size is a whole number: {sizes}") from None
-    return found
-
-
-def arguments(lock: Lock) -> list[str]:
-    """The measured flags as arguments of `vllm serve`, without those that the deployment sets itself.
-
-    Values that read true or false become bare flags; empty ones and None are left out.
-    """
-    given: list[str] = []
-    for name, value in sorted(_by_dashes(lock.flags).items()):
-        if name in _OURS or name in _SECRET or value in ("", "None"):
-            continue
-        if value.lower() in ("true", "false"):
-            given.append(f"--{name}" if value.lower() == "true" else f"--no-{name}")
-        else:
-            given += [f"--{name}", value]
-    return given
-
-
-def public_flags(flags: dict[str, str]) -> dict[str, str]:
-    """`flags` without those that hold secrets."""
-    return {name: value for name, value in flags.items() if name.lstrip("-").replace("_", "-") not in _SECRET}
-
-
-def _by_dashes(flags: dict[str, str]) -> dict[str, str]:
-    return {name.lstrip("-").replace("_", "-"): value for name, value in flags.items()}

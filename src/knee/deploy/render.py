@@ -100,6 +100,8 @@ def _notes(lock: Lock, asked: Asked, drains: bool, autoscaler: str) -> tuple[str
         notes.append(
             "vLLM before 0.18 has no --shutdown-timeout: preStop waits for running responses instead."
         )
+    if not lock.flags:
+        notes.append("The flags of the measured server are not known: vLLM's defaults; give --startup-log.")
     if asked.startup_s is None and lock.startup_s is None:
         notes.append("Start-up was not measured; give --startup-log.")
     if autoscaler == "hpa":

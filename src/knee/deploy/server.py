@@ -4,7 +4,8 @@ from typing import Any
 
 from knee.core.lock import Lock
 from knee.deploy.commented import Because
-from knee.deploy.naming import CACHE, SERVER_PORT, Site, arguments, labels, metadata
+from knee.deploy.naming import CACHE, SERVER_PORT, Site, labels, metadata
+from knee.deploy.serving import serve_arguments
 from knee.deploy.sizing import Sizes
 
 Object = dict[str, Any]
@@ -69,7 +70,7 @@ def _container(lock: Lock, site: Site, sizes: Sizes, extra: list[str | Because])
         "name": "vllm",
         "image": Because(site.image, "the version that was measured; a new one is a new measurement"),
         "command": ["vllm", "serve"],
-        "args": [lock.model, "--port", str(SERVER_PORT), *arguments(lock), *extra],
+        "args": [*serve_arguments(lock), "--port", str(SERVER_PORT), *extra],
         "env": [
             {"name": "VLLM_CACHE_ROOT", "value": f"{CACHE}/vllm"},
             {"name": "HF_HOME", "value": f"{CACHE}/huggingface"},

@@ -12,9 +12,14 @@ from knee.fit.startup import Phase
 
 
 class Startup(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured start in seconds, and the probe that allows two to three times as much."""
+    """A measured start in seconds, and the probe that allows two to three times as much.
+
+    `flags` are the non-default ones as the log shows them.
+    """
 
     version: str
+    model: str
+    flags: dict[str, str]
     total_s: float
     phases: tuple[Phase, ...]
     period_s: int
@@ -47,6 +52,8 @@ def read_startup(path: Path) -> Startup:
     allowed, period, failures, _ = startup_budget(total, path.name)
     return Startup(
         version=report.version,
+        model=report.model,
+        flags=report.flags,
         total_s=total,
         phases=tuple(phase for phase in report.phases if phase.name != "total"),
         period_s=period.value,
