@@ -2,6 +2,7 @@
 
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,6 +14,10 @@ GAPS_KEPT = 2_000_000
 FIRST_SLICE_NS = 100 * NS_PER_MS
 """The slice of time at first; it grows as far as a long run needs to stay within half of GAPS_KEPT."""
 MERGE_STEP = 1.004
+COLUMNS = (
+    *("due_ns", "sent_ns", "first_ns", "last_ns", "end_ns", "outcome"),
+    *("prompt_tokens", "asked_tokens", "output_tokens", "first_tokens"),
+)
 
 
 class Books:
@@ -71,20 +76,47 @@ class Books:
         if said:
             self.said.setdefault(cause, said)
 
-    def observed(self, end_of_load_ns: int) -> Observed:
-        """A copy of the books as they stand."""
+    def rows(self, indices: Sequence[int]) -> Ints:
+        """The entries at `indices`, one a row, in the order of COLUMNS."""
+        rows = [[getattr(self, name)[i] for name in COLUMNS] for i in indices]
+        return np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS))
+
+    def add_rows(self, rows: Ints) -> None:
+        """Append entries in the form that `rows` gives."""
+        for name, values in zip(COLUMNS, rows.T, strict=True):
+            getattr(self, name).extend(values.tolist())
+
+    def add_gaps(self, gaps: Ints, chunk_ns: Ints) -> None:
+        """Append gaps: rows of (ns, count, at_ns), and raw gaps between chunks."""
+        for column, values in zip((self.gap_ns, self.gap_count, self.gap_at_ns), gaps.T, strict=True):
+            column.extend(values.tolist())
+        self.chunk_ns.extend(chunk_ns[:: self._chunk_stride].tolist())
+        if len(self.gap_ns) >= GAPS_KEPT:
+            self._thin_out()
+
+    def take_gaps(self) -> tuple[Ints, Ints]:
+        """Gaps as `add_gaps` takes them, of which these books then hold none."""
+        gaps = np.stack([_copy(c) for c in (self.gap_ns, self.gap_count, self.gap_at_ns)], axis=1)
+        chunk_ns = _copy(self.chunk_ns)
+        self.gap_ns, self.gap_count, self.gap_at_ns, self.chunk_ns = (array("q") for _ in range(4))
+        return gaps, chunk_ns
+
+    def observed(self, end_of_load_ns: int, more: Ints | None = None) -> Observed:
+        """A copy of the books as they stand, with `more` entries (rows), all in order of `due_ns`."""
         order = np.argsort(_copy(self.gap_at_ns), kind="stable")
+        columns = {name: np.array(getattr(self, name), dtype=np.int64) for name in COLUMNS}
+        if more is not None and len(more):
+            columns = {
+                name: np.concatenate([columns[name], values])
+                for name, values in zip(COLUMNS, more.T, strict=True)
+            }
+        if (np.diff(columns["due_ns"]) < 0).any():
+            arrival = np.argsort(columns["due_ns"], kind="stable")
+            columns = {name: values[arrival] for name, values in columns.items()}
+        outcome = columns.pop("outcome").astype(np.int8)
         return Observed(
-            due_ns=_copy(self.due_ns),
-            sent_ns=_copy(self.sent_ns),
-            first_ns=_copy(self.first_ns),
-            last_ns=_copy(self.last_ns),
-            end_ns=_copy(self.end_ns),
-            outcome=np.array(self.outcome, dtype=np.int8),
-            prompt_tokens=_copy(self.prompt_tokens),
-            asked_tokens=_copy(self.asked_tokens),
-            output_tokens=_copy(self.output_tokens),
-            first_tokens=_copy(self.first_tokens),
+            **columns,
+            outcome=outcome,
             gaps=Gaps(
                 ns=_copy(self.gap_ns)[order],
                 count=_copy(self.gap_count)[order],

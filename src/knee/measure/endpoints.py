@@ -1,10 +1,13 @@
 """What is asked of a server: the JSON around a prompt, for each way to ask for tokens."""
 
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from knee.core.errors import UsageError
+from knee.http1.client import request_head
+from knee.http1.origin import Origin
 
 EndpointName = Literal["completions", "chat"]
 
@@ -37,6 +40,14 @@ class Form(msgspec.Struct, frozen=True):
     def fill(self, prompt: str, output_tokens: int) -> bytes:
         """The body. `prompt` must hold nothing that JSON escapes: it is put in as it is."""
         return b"%b%b%b%d%b" % (self.before, prompt.encode(), self.between, output_tokens, self.after)
+
+
+def head_of(origin: Origin, ask: Ask, headers: Mapping[str, str]) -> Callable[[int], bytes]:
+    """What makes the head of a request from the length of its body."""
+    accept = {"accept": "text/event-stream" if ask.stream else "application/json"}
+    whole = request_head(origin, PATHS[ask.endpoint], {**accept, **headers}, 0)
+    before, after = whole.split(b"content-length: 0", 1)
+    return lambda length: b"%bcontent-length: %d%b" % (before, length, after)
 
 
 def form(ask: Ask) -> Form:

@@ -15,19 +15,24 @@ MANY = 12
 def health_of(books: Books, loop_lag_ns: Sequence[Ints], dispatch_lag_ns: Sequence[Ints]) -> ClientHealth:
     """Health from the books and the lags of each worker; the worst worker's percentiles count."""
     prompt_tokens = sum(books.prompt_tokens)
+    return ClientHealth(
+        loop_lag_p99_ms=_worst_p99_ms(loop_lag_ns),
+        dispatch_lag_p99_ms=_worst_p99_ms(dispatch_lag_ns),
+        cached_share=books.cached_tokens / prompt_tokens if prompt_tokens else None,
+        workers=len(loop_lag_ns),
+        notes=notes_of(books),
+    )
+
+
+def notes_of(books: Books) -> tuple[str, ...]:
+    """What was said with failures, what was odd, and how long refusals asked to wait."""
     said = [f"{cause}: {words}" for cause, words in list(books.said.items())[:MANY]]
     odd = [f"{note} ({times} times)" for note, times in books.notes.most_common(MANY)]
     waits = [
         f"refused with Retry-After {after} ({times} times)"
         for after, times in books.retry_after.most_common(MANY)
     ]
-    return ClientHealth(
-        loop_lag_p99_ms=_worst_p99_ms(loop_lag_ns),
-        dispatch_lag_p99_ms=_worst_p99_ms(dispatch_lag_ns),
-        cached_share=books.cached_tokens / prompt_tokens if prompt_tokens else None,
-        workers=len(loop_lag_ns),
-        notes=(*said, *odd, *waits),
-    )
+    return (*said, *odd, *waits)
 
 
 def _worst_p99_ms(lags_ns: Sequence[Ints]) -> float | None:

@@ -2,9 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
-import sys
-from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -16,18 +13,21 @@ from knee.core.requests import RequestRecord
 from knee.core.run import RECORDS, append_lines
 from knee.core.snapshot import Snapshot
 from knee.core.units import NS_PER_MS, NS_PER_S
-from knee.http1.client import BlockingClient, Client, private_loop, request_head
+from knee.http1.client import BlockingClient, Client, private_loop
 from knee.http1.origin import Origin, parse_origin
 from knee.http1.pool import Pool, Timeouts
-from knee.measure.endpoints import PATHS, Ask, form
+from knee.measure.crew import start_crew
+from knee.measure.endpoints import Ask, form, head_of
 from knee.measure.load import Load
+from knee.measure.memory import quiet_memory
 from knee.measure.preflight import Served, learn_vocabulary, look_at, try_out
 from knee.measure.prompts import Prompts, Vocabulary
 from knee.measure.ready import make_ready
-from knee.measure.running import Progress, run_point
+from knee.measure.running import Loader, Progress, run_point
 from knee.measure.scrape import Scraper, joined, read_page, take
 from knee.measure.secret import Secret
 from knee.measure.target import Measured, Offer, TargetInfo, Watch
+from knee.measure.worker import Job
 from knee.workload.spec import Lengths
 
 PREFLIGHT_S = 10.0
@@ -69,7 +69,12 @@ class LiveTarget:
     """
 
     def __init__(
-        self, connection: Connection, served: Served, vocabulary: Vocabulary, run: Path | None = None
+        self,
+        connection: Connection,
+        served: Served,
+        vocabulary: Vocabulary,
+        run: Path | None = None,
+        workers: int = 1,
     ) -> None:
         self.connection = connection
         self._served = served
@@ -78,6 +83,7 @@ class LiveTarget:
         self._metrics_urls = connection.metrics_urls
         self.run = run
         self.point = 0
+        self.workers = workers
         self.notes = served.notes
         """Remarks on the server that a report should carry."""
         self.progress: Progress | None = None
@@ -101,7 +107,7 @@ class LiveTarget:
             TargetError: the requests are longer than the server's context.
         """
         self._check_lengths(offer)
-        with private_loop() as loop, _quiet_memory():
+        with private_loop() as loop, quiet_memory():
             measured = loop.run_until_complete(self._measure(offer, watch))
         self.point += 1
         return measured
@@ -155,36 +161,45 @@ class LiveTarget:
             )
 
     async def _measure(self, offer: Offer, watch: Watch | None) -> Measured:
-        connection, clock = self.connection, self._clock
-        requests = make_ready(offer, Prompts(self._vocabulary), form(connection.ask), self._head())
-        requests = chain([next(requests)], requests)  # the vocabulary is laid out now, before time counts
         clients = self._metrics_clients()
-        scraper = Scraper(clients, clock)
+        scraper = Scraper(clients, self._clock)
         try:
             await scraper.all_once()
-            load = Load(
-                offer,
-                requests,
-                Pool(connection.origin, clock, connection.timeouts),
-                clock,
-                clock.monotonic_ns() + HEAD_START_NS,
-                stream=connection.ask.stream,
-                answers=connection.ask.n,
-                record=self.run is not None,
-            )
+            load = await self._load(offer)
             return await run_point(
-                offer, load, scraper, clock, watch=watch, keep=self._keep, progress=self.progress
+                offer, load, scraper, self._clock, watch=watch, keep=self._keep, progress=self.progress
             )
         finally:
             for client in clients:
                 client.close()
 
-    def _head(self) -> Callable[[int], bytes]:
-        path = PATHS[self.connection.ask.endpoint]
-        headers = {"accept": "text/event-stream" if self.connection.ask.stream else "application/json"}
-        whole = request_head(self.connection.origin, path, headers | self.connection.all_headers(), 0)
-        before, after = whole.split(b"content-length: 0", 1)
-        return lambda length: b"%bcontent-length: %d%b" % (before, length, after)
+    async def _load(self, offer: Offer) -> Loader:
+        connection, clock, record = self.connection, self._clock, self.run is not None
+        headers = connection.all_headers()
+        if self.workers > 1:
+            job = Job(
+                origin=connection.origin,
+                ask=connection.ask,
+                headers=headers,
+                timeouts=connection.timeouts,
+                vocabulary=self._vocabulary,
+                offer=offer,
+                record=record,
+            )
+            return await start_crew(job, self.workers, clock)
+        head = head_of(connection.origin, connection.ask, headers)
+        requests = make_ready(offer, Prompts(self._vocabulary), form(connection.ask), head)
+        requests = chain([next(requests)], requests)  # the vocabulary is laid out now, before time counts
+        return Load(
+            offer,
+            requests,
+            Pool(connection.origin, clock, connection.timeouts),
+            clock,
+            clock.monotonic_ns() + HEAD_START_NS,
+            stream=connection.ask.stream,
+            answers=connection.ask.n,
+            record=record,
+        )
 
     def _keep(self, records: list[RequestRecord]) -> None:
         if self.run is not None and records:
@@ -192,8 +207,10 @@ class LiveTarget:
             append_lines(self.run / RECORDS, numbered)
 
 
-def connect(connection: Connection, run: Path | None = None) -> LiveTarget:
+def connect(connection: Connection, run: Path | None = None, workers: int = 1) -> LiveTarget:
     """Look at the server, ask it for one token, and learn how it counts tokens.
+
+    With several `workers`, each is a process that sends its share of the load.
 
     Raises:
         UsageError: the URL or a header cannot be one.
@@ -212,6 +229,7 @@ def connect(connection: Connection, run: Path | None = None) -> LiveTarget:
         msgspec.structs.replace(served, notes=notes),
         vocabulary,
         run,
+        workers,
     )
 
 
@@ -255,23 +273,3 @@ def _at_least(lengths: Lengths) -> int:
             return max(lengths.values, default=1)
         case _:
             return round(lengths.mean)
-
-
-@contextlib.contextmanager
-def _quiet_memory() -> Iterator[None]:
-    """No long collections while time counts: what is there now is left out of them.
-
-    A full collection of a large heap takes hundreds of milliseconds, which would be the server's latency.
-    """
-    gc.collect()
-    gc.freeze()
-    before = gc.get_threshold()
-    gc.set_threshold(20_000, 50, 1_000)
-    switch_s = sys.getswitchinterval()
-    sys.setswitchinterval(0.0005)  # a thread that judges the point must not hold the loop for 5 ms
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(switch_s)
-        gc.set_threshold(*before)
-        gc.unfreeze()

@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Iterator
 
 from knee.core.clock import Clock
-from knee.core.requests import FAILED, NEVER, OK, OUTCOMES, Observed, RequestRecord, column
+from knee.core.requests import FAILED, NEVER, OK, OUTCOMES, Ints, Observed, RequestRecord, column
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.http1.pool import Pool
 from knee.measure.books import Books
 from knee.measure.exchange import StreamExchange
 from knee.measure.health import health_of
 from knee.measure.pacing import Waker
-from knee.measure.ready import Due
+from knee.measure.ready import WHOLE, Due, Part
 from knee.measure.target import ClientHealth, Offer, Stop
 
 AHEAD = 64
@@ -32,7 +32,8 @@ AFTER_FAILURE_S = 0.1
 class Load:
     """One point's load, run inside an event loop: `await run()`; look at `books` at any time.
 
-    With `record`, every finished request is kept for `take_finished` as well.
+    With `record`, every finished request is kept for `take_finished` as well. One `part` of several is
+    stopped from outside.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Load:
         stream: bool = True,
         answers: int = 1,
         record: bool = False,
+        part: Part = WHOLE,
     ) -> None:
         self._offer = offer
         self._requests = requests
@@ -55,6 +57,8 @@ class Load:
         self._stream = stream
         self._answers = answers
         self._record = record
+        self._clients = None if offer.max_concurrency is None else part.clients(offer.max_concurrency)
+        self._alone = part.count == 1
         self._window_end_ns = offer.warmup_ns + offer.window_ns
         self._ready: deque[Due] = deque()
         self._under_way: dict[int, StreamExchange] = {}
@@ -63,6 +67,8 @@ class Load:
         self._numbers: dict[int, int] = {}
         """The numbers of requests under way that others may follow, by their index in the books."""
         self._finished: list[RequestRecord] = []
+        self._closed: list[int] = []
+        self._unsent: list[int] = []
         self._measured_open = 0
         self._over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -89,11 +95,10 @@ class Load:
         try:
             await asyncio.sleep(max(0.0, -self._now_ns() / NS_PER_S))
             self._on_beat()
-            if self._offer.max_concurrency is None:
+            if self._clients is None:
                 self._send_due()
-            else:
-                for _ in range(self._offer.max_concurrency):
-                    self._loop.call_soon(self._send_next)
+            for _ in range(self._clients or 0):
+                self._loop.call_soon(self._send_next)
             await self._over.wait()
         finally:
             self.end_of_load_ns = self._now_ns()
@@ -113,6 +118,17 @@ class Load:
         for exchange in self._under_way.values():
             exchange.look()
         return self.books.observed(self._now_ns() if self.end_of_load_ns == NEVER else self.end_of_load_ns)
+
+    def take_closed(self) -> Ints:
+        """The entries of requests that ended since the last call; only one part of several keeps them."""
+        closed, self._closed = self._closed, []
+        return self.books.rows(closed)
+
+    def still_open(self) -> Ints:
+        """The entries of requests under way, and of those that could not be sent."""
+        for exchange in self._under_way.values():
+            exchange.look()
+        return self.books.rows([*self._under_way, *self._unsent])
 
     def health(self) -> ClientHealth:
         """How the client fared: lags, the share of cached prompt tokens, what servers said with failures."""
@@ -182,9 +198,12 @@ class Load:
 
     def _on_end(self, exchange: StreamExchange) -> None:
         del self._under_way[exchange.index]
-        follower = self._followers.pop(self._numbers.pop(exchange.index), None)
+        number = self._numbers.pop(exchange.index)
+        follower = self._followers.pop(number, None)
         if self._record:
-            self._finished.append(record_of(self.books, exchange))
+            self._finished.append(record_of(self.books, exchange, number))
+        if not self._alone:
+            self._closed.append(exchange.index)
         due_ns = self.books.due_ns[exchange.index]
         if self._offer.warmup_ns <= due_ns < self._window_end_ns:
             self._measured_open -= 1
@@ -195,9 +214,9 @@ class Load:
             self._loop.call_later(follower.due_ns / NS_PER_S, self._send_follower, follower, self._now_ns())
         while follower is not None and self.books.outcome[exchange.index] != OK:
             follower = self._followers.pop(follower.number, None)  # the conversation ends here
-        if self._all_measured_ended():
+        if self._alone and self.all_measured_ended():
             self._over.set()
-        elif self._offer.max_concurrency is not None:
+        elif self._clients is not None:
             if self.books.outcome[exchange.index] == OK:
                 self._loop.call_soon(self._send_next)
             else:
@@ -221,30 +240,35 @@ class Load:
         self._beat_due_ns = now_ns + BEAT_NS
         self._beat.arm(self._beat_due_ns)
         since_ns = now_ns - self.start_ns - self._window_end_ns
-        if since_ns >= self._offer.drain_ns or self._all_measured_ended():
+        if since_ns >= self._offer.drain_ns or (self._alone and self.all_measured_ended()):
             self._over.set()
 
-    def _all_measured_ended(self) -> bool:
+    def all_measured_ended(self) -> bool:
+        """Whether every request due in the measured window has ended, and no more can come.
+
+        One part of a load goes on all the same, until it is told that the others are as far.
+        """
         if self._measured_open or self._now_ns() < self._window_end_ns:
             return False
-        return self._offer.max_concurrency is not None or self._next().due_ns >= self._window_end_ns
+        return self._clients is not None or self._next().due_ns >= self._window_end_ns
 
     def _enter_unsent(self) -> None:
         """What was due in the window and could not even be sent stands in the books as censored."""
-        if self._offer.max_concurrency is not None:
+        if self._clients is not None:
             return
         until_ns = min(self.end_of_load_ns, self._window_end_ns)
         while self._next().due_ns < until_ns:
             due = self._ready.popleft()
-            self.books.offer(due.due_ns, due.prompt_tokens, due.output_tokens * self._answers)
+            asked = due.output_tokens * self._answers
+            self._unsent.append(self.books.offer(due.due_ns, due.prompt_tokens, asked))
 
 
-def record_of(books: Books, exchange: StreamExchange) -> RequestRecord:
-    """The line of `records.jsonl` for one finished request, its point left at 0."""
+def record_of(books: Books, exchange: StreamExchange, number: int) -> RequestRecord:
+    """The line of `records.jsonl` for one finished request, `number` in the schedule, its point left at 0."""
     index = exchange.index
     return RequestRecord(
         point=0,
-        index=index,
+        index=number,
         due_ns=books.due_ns[index],
         outcome=OUTCOMES[books.outcome[index]],
         sent_ns=books.sent_ns[index],

@@ -81,12 +81,16 @@ class Prompts:
     """Texts of given token lengths, none opening like another (unless told to share).
 
     `entropy` makes the texts: leave it out for prompts that were never sent before; tests give it.
+    `shared_entropy` makes the shared segments, for workers that must share them.
     """
 
-    def __init__(self, vocabulary: Vocabulary, entropy: int | None = None) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, entropy: int | None = None, shared_entropy: int | None = None
+    ) -> None:
         self._vocabulary = vocabulary
         self._words = vocabulary.words
         self._root = SeedSequence(entropy)
+        self._shared_root = self._root if shared_entropy is None else SeedSequence(shared_entropy)
         self._generator = default_rng(self._root)
         self._fresh: list[int] = []
         self._tape = _Tape(self._words, self._generator)
@@ -135,7 +139,7 @@ class Prompts:
     def _segment(self, segment: int, words: int) -> str:
         text = self._segments.get((segment, words))
         if text is None:
-            drawn = default_rng([*self._root.generate_state(4).tolist(), segment]).integers(
+            drawn = default_rng([*self._shared_root.generate_state(4).tolist(), segment]).integers(
                 1, len(self._words), words
             )
             text = " ".join([self._words[i] for i in drawn.tolist()])

@@ -27,21 +27,46 @@ class Due(msgspec.Struct, frozen=True):
     follows: int = NEVER
 
 
-def make_ready(offer: Offer, prompts: Prompts, form: Form, head: Callable[[int], bytes]) -> Iterator[Due]:
-    """The requests of `offer`, as bytes, in order and without end."""
+class Part(msgspec.Struct, frozen=True):
+    """One of `count` equal shares of the load: every `count`-th request from number `index` on."""
+
+    index: int = 0
+    count: int = 1
+
+    def clients(self, max_concurrency: int) -> int:
+        """This part's share of the clients of a closed loop."""
+        return max_concurrency // self.count + (self.index < max_concurrency % self.count)
+
+
+WHOLE = Part()
+
+
+def make_ready(
+    offer: Offer, prompts: Prompts, form: Form, head: Callable[[int], bytes], part: Part = WHOLE
+) -> Iterator[Due]:
+    """The requests of `offer` that are in `part`, as bytes, in order and without end.
+
+    A conversation is in one part as a whole.
+    """
     rate = offer.rate if offer.max_concurrency is None else 1.0
     numbers = count()
-    for part in schedule(offer.workload, rate, offer.seed):
-        n = len(part)
+    mine = False
+    for stretch in schedule(offer.workload, rate, offer.seed):
+        n = len(stretch)
         columns = zip(
-            part.due_ns.tolist(),
-            part.prompt_tokens.tolist(),
-            part.output_tokens.tolist(),
-            part.shared or ((),) * n,
-            part.follows.tolist() if part.follows is not None else [NEVER] * n,
-            strict=True,
+            stretch.due_ns.tolist(),
+            stretch.prompt_tokens.tolist(),
+            stretch.output_tokens.tolist(),
+            stretch.shared or ((),) * n,
+            stretch.follows.tolist() if stretch.follows is not None else [NEVER] * n,
+            numbers,  # last, so that the end of the others does not use one up
+            strict=False,
         )
-        for due_ns, prompt_tokens, output_tokens, shared, follows in columns:
+        for due_ns, prompt_tokens, output_tokens, shared, follows, number in columns:
+            if follows == NEVER:
+                mine = number % part.count == part.index
+            if not mine:
+                continue
             text, held = prompts.text(prompt_tokens, shared)
             body = form.fill(text, output_tokens)
-            yield Due(due_ns, head(len(body)) + body, held, output_tokens, next(numbers), follows)
+            yield Due(due_ns, head(len(body)) + body, held, output_tokens, number, follows)
