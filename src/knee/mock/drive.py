@@ -3,6 +3,7 @@
 Steps follow each other by absolute deadlines: a step that is delivered late does not make the next one late.
 """
 
+import asyncio
 import itertools
 from typing import Protocol
 
@@ -46,7 +47,7 @@ class Drive:
         self._listeners: dict[str | int, Listener] = {}
         self._numbers = itertools.count()
         self._not_before_ns = 0
-        self._stalled = False
+        self._stalled = self._rousing = False
 
     def now_ns(self) -> int:
         """Nanoseconds since the drive was made."""
@@ -71,8 +72,9 @@ class Drive:
         elif reason:
             return reason
         self._listeners[number] = listener
-        if self._pending is None and not self._stalled:
-            self._begin(now_ns)
+        if self._pending is None and not self._rousing:
+            self._rousing = True  # what else has arrived by now joins the first step
+            asyncio.get_running_loop().call_soon(self._rouse)
         return ""
 
     def has_room_for(self, n: int) -> bool:
@@ -145,6 +147,12 @@ class Drive:
         self._catch_up()
         if not self._alarm.exact and self._pending is not None and not self._stalled:  # it may ring early
             self._alarm.arm(self._origin_ns + self._pending.end_ns)
+
+    def _rouse(self) -> None:
+        """Begin the first step after a pause."""
+        self._rousing = False
+        if self._pending is None and not self._stalled and not self.dead:
+            self._begin(self.now_ns())
 
     def _catch_up(self) -> None:
         """Deliver every step that has ended by now."""
