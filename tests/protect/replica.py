@@ -119,6 +119,7 @@ class Replica:
         if self._server is not None:
             self._server.close()
             self._server = None
+        await asyncio.sleep(0)  # a connection that was just accepted gets its task now
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -273,7 +274,8 @@ async def gateway(
             await until(lambda: len(running.gateway.replicas.ready) == len(replicas))
         yield running
     finally:
-        await running.stop()
+        if not running.gateway.over:
+            await running.stop()
     books = running.gateway.admission
     assert (books.in_flight, books.queued) == (0, 0)
     assert books.arrived == sum(books.ended.values())
@@ -293,7 +295,10 @@ def run(work: Coroutine[Any, Any, T], seconds: float = 20.0) -> T:
 
     async def bounded() -> T:
         async with asyncio.timeout(seconds):
-            return await work
+            try:
+                return await work
+            finally:
+                await asyncio.sleep(0.05)  # connections that were dropped close in the next turns of the loop
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(bounded())

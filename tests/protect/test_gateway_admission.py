@@ -60,7 +60,7 @@ def test_beyond_the_bound_the_answer_is_503_at_once_and_the_connection_stays_usa
                 error = got.json()["error"]
                 assert (error["type"], error["code"]) == ("overloaded", 503)
                 assert error["message"]
-                assert got.headers["retry-after"] == "10"  # one place, 0.1 a second
+                assert 10 <= int(got.headers["retry-after"]) <= 15  # one place, 0.1 a second, none seen yet
             client.close()
             release.set()
             assert {answer.status for answer in await asyncio.gather(*asking)} == {200}

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 def gateway(
     *,
-    urls: Annotated[list[str] | None, typer.Argument(metavar="[URL]...", help="The vLLM servers.")] = None,
+    urls: Annotated[list[str] | None, typer.Argument(metavar="URL", help="The vLLM servers.")] = None,
     upstream: Annotated[list[str] | None, typer.Option(help="A further server; may be repeated.")] = None,
     from_: Annotated[
         Path | None, typer.Option("--from", help="Take the limits from this run directory or knee.lock.")
     ] = None,
     max_in_flight: Annotated[int | None, typer.Option(min=1, help="Requests in flight per replica.")] = None,
     max_queue: Annotated[
-        int | None, typer.Option(min=0, help="Requests that may wait, per replica [default: none].")
+        int | None, typer.Option(min=0, help="Requests that may wait, per replica; none unless told.")
     ] = None,
     queue_deadline: Annotated[
-        str | None, typer.Option(help="How long a request may wait for a place [default: 500ms].")
+        str | None, typer.Option(help="How long a request may wait for a place; 500ms unless told.")
     ] = None,
     ready_wait: Annotated[
         str, typer.Option(help="How long a request may wait while no replica is ready.")

@@ -15,7 +15,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     `connect_s` bounds opening a connection to a replica, `first_byte_s` the wait from the sent request to the
     first byte of its answer, `between_bytes_s` every later silence. `probe_s` is how long a replica may take
     to answer a probe, `probe_every_s` how often a ready one is asked, `scrape_every_s` how often its metrics
-    are read. Told to stop, the gateway calls itself not ready, still takes requests for `unready_s`, then
+    are read, `resolve_every_s` how often their names are looked up. Told to stop, the gateway calls itself
+    not ready, still takes requests for `unready_s`, then
     closes its port; answers may finish until `grace_s` after it was told. `keep_alive_s` > 0 sends a
     comment into event streams that are silent for so long. `body_bytes` bounds one request's body,
     `held_bytes` the bodies on their way in, all together. `attempts` is how many replicas may be tried for a
@@ -32,6 +33,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     probe_s: float = 5.0
     probe_every_s: float = 1.0
     scrape_every_s: float = 0.25
+    resolve_every_s: float = 2.0
     unready_s: float = 5.0
     grace_s: float = 60.0
     keep_alive_s: float = 0.0

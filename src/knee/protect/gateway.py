@@ -62,7 +62,7 @@ class Gateway:
         self.books = Books(lambda: gauges(self.admission, self.replicas, self.server), log)
         self.journeys: set[Journey] = set()
         self.server: Server | None = None
-        self.stopping = False
+        self.stopping = self.over = False
         self.cut_short = 0
         self._rng = rng
         self._waiting: dict[Ticket, asyncio.Future[None]] = {}
@@ -113,7 +113,7 @@ class Gateway:
 
     def stop_all(self) -> None:
         """End what is still under way: event streams with an error event, the rest with 503."""
-        self.stopping = True
+        self.stopping = self.over = True
         self.cut_short += len(self.journeys)
         for journey in list(self.journeys):
             journey.stop()
@@ -131,7 +131,9 @@ class Gateway:
                     journey.relay.keep_alive(now_ns, after_ns)
 
     async def _dispatch(self, request: Request, response: Response, journey: Journey) -> None:
-        if request.method not in METHODS:
+        if self.over:
+            answer(response, stopping())
+        elif request.method not in METHODS:
             answer(response, not_served(f"The method {request.method} is not served here.", 405))
         elif request.path in ("/health", "/ping"):
             if self.ready:
@@ -154,7 +156,7 @@ class Gateway:
         if ticket.state == "queued":
             await self._wait_for_place(ticket)
             self.books.queue.add(self.clock.monotonic_ns() - journey.arrived_ns)
-        if ticket.state == "admitted":
+        if ticket.state == "admitted" and not self.over:
             return True
         # The timer may be a trifle early; a request that is given up was not abandoned by its client.
         now_ns = max(self.clock.monotonic_ns(), 0 if self.stopping else ticket.deadline_ns)
@@ -185,7 +187,7 @@ class Gateway:
         keys = prefix_keys(request.body) if len(self.replicas.all) > 1 else ()
         tried: set[str] = set()
         until_ns = journey.arrived_ns + self.config.limits.ready_wait_ns
-        while len(tried) < self.config.attempts:
+        while len(tried) < self.config.attempts and not self.over:
             reservation = self.replicas.reserve(keys, tried)
             if reservation is None:
                 if tried or not await self._replica_came(until_ns):

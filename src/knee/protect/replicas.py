@@ -17,7 +17,6 @@ from knee.protect.config import GatewayConfig
 from knee.protect.upstream import Upstream
 
 NOT_READY_EVERY_S = 0.25
-RESOLVE_EVERY_S = 2.0
 
 Resolve = Callable[[str], Awaitable[list[str]]]
 
@@ -78,10 +77,12 @@ class Replicas:
 
     async def close(self) -> None:
         """Stop all that, and drop all connections."""
-        tasks = [task for started in self._tasks.values() for task in started]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        left = {task for started in self._tasks.values() for task in started}
+        while left:
+            # Once is not enough: before Python 3.12 `wait_for` loses a cancellation that meets its result.
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=0.1)
         for upstream in self.all.values():
             upstream.close()
 
@@ -121,17 +122,17 @@ class Replicas:
                         self._remove(upstream)
                         ours.discard(name)
                 self._changed()
-            await asyncio.sleep(RESOLVE_EVERY_S)
+            await asyncio.sleep(self._config.resolve_every_s)
 
     async def _keep_probing(self, upstream: Upstream) -> None:
-        while True:
+        while self.all.get(upstream.name) is upstream:
             if upstream.health.probe_wanted(self._clock.monotonic_ns()):
                 await upstream.probe()
             ready = upstream.health.state == "ready"
             await asyncio.sleep(self._config.probe_every_s if ready else NOT_READY_EVERY_S)
 
     async def _keep_scraping(self, upstream: Upstream) -> None:
-        while True:
+        while self.all.get(upstream.name) is upstream:
             await asyncio.sleep(self._config.scrape_every_s)
             if upstream.health.state == "ready":
                 with suppress(KneeError):  # what is not scraped grows stale, which routing knows to handle
