@@ -197,3 +197,11 @@ def test_what_fails_after_the_server_was_ready_is_no_failed_start() -> None:
 def test_an_exception_that_the_start_survived_is_no_failure() -> None:
     found = report("RuntimeError: optional kernel not built", LOADED, SIZED)
     assert (found.status, found.failure) == ("sized", None)
+
+
+def test_a_request_that_failed_later_is_no_failed_start() -> None:
+    """The end of the start is not in the log, and the server was already serving."""
+    found = report(
+        LOADED, SIZED, "(APIServer pid=1) ERROR 08-14 15:00:00 [x.py:1] ValueError: prompt too long"
+    )
+    assert (found.status, found.failure) == ("sized", None)

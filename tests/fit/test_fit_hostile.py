@@ -234,6 +234,28 @@ def test_memory_stays_bounded_however_long_the_log(monkeypatch: pytest.MonkeyPat
     assert len(asked) == 200
 
 
+def test_a_settled_log_is_passed_over_but_a_new_start_in_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "CHUNK_BYTES", 1 << 14)
+    serving = 'INFO:     10.0.0.1:4 - "POST /v1/completions HTTP/1.1" 200 OK\n' * 2000
+    stray = kv(1) + "\n"  # no server writes this line long after it was ready
+    after = DEFAULT.decode() + serving + stray + serving
+    assert read(after).engines[0].kv_tokens == 524_288
+    over = "INFO:     Application shutdown complete.\n"
+    again = DEFAULT.decode() + serving + over + serving + DEFAULT.decode().replace("524,288", "400,000")
+    report = read(again)
+    assert (report.starts, report.engines[0].kv_tokens) == (2, 400_000)
+
+
+def test_a_second_server_without_prefixes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "CHUNK_BYTES", 1 << 12)
+    banner = "(APIServer pid={}) INFO 06-01 09:20:16 [utils.py:278] non-default args: {{'port': {}}}"
+    ready = "INFO:     Application startup complete."
+    filler = ["INFO:     nothing"] * 1000
+    rows = [banner.format(1, 1), banner.format(2, 2), kv(90_000, "(EngineCore pid=11) "), ready, *filler]
+    report = read([*rows, kv(70_000, "(EngineCore pid=12) "), ready, *filler])
+    assert [engine.kv_tokens for engine in report.engines] == [90_000, 70_000]
+
+
 def test_secrets_among_the_flags_are_masked() -> None:
     flags = (
         "{'api_key': ['sk-very-secret'], 'hf_token': 'hf_x', 'max_num_seqs': 8, 'weird': <object at 0x7f>}"

@@ -69,7 +69,9 @@ def test_the_count_never_exceeds_what_the_shortest_requests_allow(
     assert budget // int(total.max()) <= found.full_length or found.capped
     assert found.full_length <= budget // int(total.min())
     rounded = tail(prompt, output, budget, generator(), draws=200, cost=whole_blocks(16))
-    assert rounded.full_length <= found.full_length or found.capped
+    blocks = -(-total // 16) * 16
+    assert budget // int(blocks.max()) <= rounded.full_length or rounded.capped
+    assert rounded.full_length <= budget // int(blocks.min())
 
 
 def test_a_hybrid_models_requests_are_counted_in_blocks() -> None:

@@ -38,6 +38,7 @@ def _start(server: Server, line: Line) -> None:
         server.clear()
         server.starts += 1
         server.see(line)
+    server.openers.add(line.pid)
 
 
 def _version(server: Server, line: Line, found: Match) -> None:
@@ -195,6 +196,7 @@ def _capturing(server: Server, line: Line, found: Match) -> None:
 def _ready(server: Server, line: Line, found: Match) -> None:
     del line, found
     server.ready = True
+    server.readies += 1
 
 
 def _over(server: Server, line: Line, found: Match) -> None:

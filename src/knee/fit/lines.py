@@ -5,7 +5,7 @@ So memory stays bounded and speed is that of a substring search, whatever the lo
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 CHUNK_BYTES = 4 << 20
@@ -53,6 +53,15 @@ WORDS: tuple[bytes, ...] = (
 )
 """Every kind of line that `knee.fit` reads holds at least one of these."""
 
+OPENERS: tuple[bytes, ...] = (
+    b"version ",
+    b"non-default args",
+    b" LLM engine ",
+    b"encountered a fatal",
+    b"shutdown complete",
+)
+"""Where every server is ready only these lines can say something: a new start, or an end."""
+
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _OUTER = re.compile(
     r"(?:\[(?:pod/)?(?P<pod>[\w.-]+(?:/[\w.-]+)*)\]\s+"  # kubectl logs --prefix
@@ -99,8 +108,11 @@ class Readable(Protocol):
         ...
 
 
-def scan(stream: Readable) -> Iterator[Line]:
-    """The lines of `stream` that hold one of `WORDS`, in order."""
+def scan(stream: Readable, settled: Callable[[], bool]) -> Iterator[Line]:
+    """The lines of `stream` that hold one of `WORDS`, in order.
+
+    While `settled` says so, pieces without any of `OPENERS` are passed over.
+    """
     rest = b""
     dropping = False
     while True:
@@ -114,7 +126,8 @@ def scan(stream: Readable) -> Iterator[Line]:
         if len(buffer) - end > MAX_LINE_BYTES * (FOLLOWING_LINES + 1):
             end = buffer.rfind(b"\n") + 1
             dropping = len(buffer) - end > MAX_LINE_BYTES
-        yield from _hits(buffer, end)
+        if not settled() or any(buffer.find(word, 0, end) >= 0 for word in OPENERS):
+            yield from _hits(buffer, end)
         if not piece:
             return
         rest = b"" if dropping else buffer[end:]

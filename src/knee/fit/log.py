@@ -14,6 +14,9 @@ from knee.fit.report import report
 from knee.fit.startup import StartupReport
 
 _HEAD_BYTES = 256 << 10
+QUIET_BYTES = 64 << 20
+"""A start never writes this much without a line that says something: what follows is serving."""
+
 _WEAK = frozenset(
     {"bad_argument", "exception", "graph_capture_start", "oom", "probe_kill", "ready", "shutdown_done"}
 )
@@ -39,11 +42,17 @@ def read_log(stream: Readable, name: str = "the log") -> StartupReport:
     """
     watched = _Watched(stream)
     servers: dict[str, Server] = {}
-    ours = False
-    for line in scan(watched):
+    ours, progress = False, 0
+
+    def settled() -> bool:
+        quiet = watched.count - progress > QUIET_BYTES
+        return quiet or (bool(servers) and all(server.settled() for server in servers.values()))
+
+    for line in scan(watched, settled):
         server = servers.setdefault(line.source, Server(line.source))
         server.see(line)
-        ours = _apply(server, line) or ours
+        if _apply(server, line):
+            ours, progress = True, watched.count
     start = watched.head.decode("utf-8", "replace")
     if not start.strip():
         raise InputError(
@@ -59,15 +68,17 @@ def read_log(stream: Readable, name: str = "the log") -> StartupReport:
 
 
 class _Watched:
-    """A stream that keeps its first bytes."""
+    """A stream that keeps its first bytes and counts all."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
         self.head = b""
+        self.count = 0
 
     def read(self, size: int, /) -> bytes:
         """Like the stream's."""
         piece = self._stream.read(size)
+        self.count += len(piece)
         if len(self.head) < _HEAD_BYTES:
             self.head += piece[: _HEAD_BYTES - len(self.head)]
         return piece

@@ -52,6 +52,8 @@ class Server:
         self.capturing = False
         self.on_cpu = False
         self.ready = False
+        self.openers: set[str] = set()
+        self.readies = 0
         self.over = False
         self.notes: dict[str, None] = {}
 
@@ -80,6 +82,10 @@ class Server:
         """Keep the worst of what the workers say."""
         old = self.memory.get(name)
         self.memory[name] = value if old is None else (min if smallest else max)(old, value)
+
+    def settled(self) -> bool:
+        """Whether every process whose start is in this log has become ready."""
+        return self.readies >= max(1, len(self.openers))
 
     def went_on(self) -> None:
         """An exception before a line of progress was not the end."""

@@ -175,7 +175,7 @@ def _failure(server: Server) -> Failure | None:
     for kind in _FIRST:
         if kind in server.failures:
             return server.failures[kind]
-    if server.failed_to_start or server.exceptions:
+    if server.failed_to_start or (server.exceptions and not server.engines):
         return failure.other(server.exceptions[0] if server.exceptions else "the engine failed to start")
     return None
 
