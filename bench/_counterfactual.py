@@ -6,6 +6,7 @@ raises the knee: it is the limit that no flag moves.
 
 import math
 import random
+from typing import Any
 
 import msgspec
 
@@ -27,6 +28,9 @@ replace = msgspec.structs.replace
 
 FACTORS = (2, 4)
 """How far a limit is relaxed."""
+
+SHORTER = (2, 4, 16)
+"""By how much steps with prompts are shortened."""
 
 LIGHT = 0.1
 """The rate, over the knee, at which requests hardly meet: the unloaded latencies."""
@@ -185,23 +189,24 @@ def relaxed(server: Server) -> dict[Limit, list[Server]]:
     best of the factors counts.
     """
     config = server.config
-    changes: dict[Limit, list[dict[str, object]]] = {
+    changes: dict[Limit, list[dict[str, Any]]] = {
         "kv_memory": [{"num_gpu_blocks": f * config.num_gpu_blocks} for f in FACTORS],
         "sequence_cap": [
             {"max_num_seqs": min(f * config.max_num_seqs, config.max_num_batched_tokens)} for f in FACTORS
         ],
         "token_budget": [{"max_num_batched_tokens": f * config.max_num_batched_tokens} for f in FACTORS],
     }
-    lower = {max(64, config.max_num_seqs, config.max_num_batched_tokens // f) for f in FACTORS}
+    lower = {max(64, config.max_num_seqs, config.max_num_batched_tokens // f) for f in SHORTER}
     if min(lower) < config.max_num_batched_tokens:
         changes["prefill_interference"] = [{"max_num_batched_tokens": tokens} for tokens in sorted(lower)]
     if config.front_end.per_request_ns:
         more = [replace(config.front_end, servers=f * config.front_end.servers) for f in FACTORS]
         changes["front_end"] = [{"front_end": front} for front in more]
-    changes["none"] = [
-        {k: v for limit, c in changes.items() if limit != "prefill_interference" for k, v in c[i].items()}
-        for i in range(len(FACTORS))
-    ]
+    single = [every for limit, every in changes.items() if limit != "prefill_interference"]
+    together = [{k: v for every in single for k, v in every[i].items()} for i in range(len(FACTORS))]
+    seqs = changes["sequence_cap"][0]["max_num_seqs"]
+    shorter = [together[0] | {"max_num_batched_tokens": max(tokens, seqs)} for tokens in sorted(lower)]
+    changes["none"] = together + shorter
     return {
         limit: [replace(server, config=replace(config, **change)) for change in every]
         for limit, every in changes.items()

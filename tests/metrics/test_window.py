@@ -55,13 +55,14 @@ def test_queued_covers_only_the_instants_at_which_requests_waited() -> None:
         [
             snap(0, num_requests_running=1, num_requests_waiting=0),
             snap(1, num_requests_running=4, num_requests_waiting=3),
-            snap(2, num_requests_running=4, num_requests_waiting=5),
+            snap(2, num_requests_running=2, num_requests_waiting=5),
             snap(3, num_requests_running=2, num_requests_waiting=0),
         ]
     )
     queued = seen.engines["0"].queued
-    assert queued["num_requests_running"].mean == 4
+    assert queued["num_requests_running"].mean == (3 * 4 + 5 * 2) / 8  # weighted by how many waited
     assert queued["num_requests_waiting"].samples == 2
+    assert queued["num_requests_running"].at_high == 3 / 8
     assert window([snap(0, num_requests_waiting=0)]).engines["0"].queued == {}
 
 

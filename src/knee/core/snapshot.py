@@ -48,7 +48,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GaugeStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A gauge over a window. `mean` is over `samples` instants."""
+    """A gauge over a window of `samples` instants; at the share `at_high` of them it stood at `high`."""
 
     first: float
     last: float
@@ -56,6 +56,7 @@ class GaugeStats(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     mean: float
     samples: int
+    at_high: float = 0.0
 
 
 class EngineWindow(msgspec.Struct, frozen=True, kw_only=True):

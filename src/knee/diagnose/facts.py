@@ -1,11 +1,15 @@
 """What is known beside the metrics: flags, the SLO, the client's own view, what a step takes."""
 
+import math
 from collections.abc import Mapping
 
 import msgspec
 
 from knee.core.point import Judged, Point
 from knee.core.slo import Slo
+
+NEAR = 0.9
+"""An estimate at this share of its bound is about to break it."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,17 +41,24 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return min(bounds, default=None)
 
     def breaks(self, *metrics: str) -> bool | None:
-        """Whether the point leans to breaking an objective on one of `metrics`; None where there is no point.
+        """Whether the point breaks an objective on one of `metrics`, by its estimate; None without a point.
 
-        Near the knee the interval of an estimate straddles its bound; what binds shows in the estimate.
+        Near the knee an interval straddles its bound, and a repeated point may just hold: where no estimate
+        is beyond its bound, the one that is nearest to it (within a tenth) is what breaks next.
         """
         if self.point is None or not self.point.judged:
             return None
-        return any(_leans(j) for j in self.point.judged if j.objective.metric in metrics)
+        near = [(_nearness(judged), judged.objective.metric) for judged in self.point.judged]
+        broken = [metric for nearness, metric in near if nearness >= 1]
+        if not broken:
+            broken = [metric for nearness, metric in near if nearness >= max(NEAR, *(n for n, _ in near))]
+        return any(metric in metrics for metric in broken)
 
 
-def _leans(judged: Judged) -> bool:
-    """Whether the estimate is beyond its bound; an estimate of None is unbounded."""
-    if judged.holds is not None:
-        return not judged.holds
-    return judged.n > 0 and (judged.value is None or judged.value > judged.objective.bound)
+def _nearness(judged: Judged) -> float:
+    """The estimate over its bound; infinite where it is unbounded, 0 where nothing was seen."""
+    if judged.n == 0 or judged.objective.metric == "goodput":
+        return 0.0
+    if judged.value is None:
+        return math.inf
+    return judged.value / judged.objective.bound if judged.objective.bound else math.inf

@@ -60,10 +60,22 @@ class Signals(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def front_s(self) -> float | None:
-        """TTFT - queue - prefill, at least zero."""
+        """TTFT - queue - prefill, at least zero.
+
+        vLLM records queue and prefill when a request ends, TTFT at its first token: while a queue grows, the
+        former lag behind. So the queue counts as at least what waits over what starts (Little's law).
+        """
         if self.ttft_s is None or self.queue_s is None or self.prefill_s is None:
             return None
-        return max(0.0, self.ttft_s - self.queue_s - self.prefill_s)
+        started = self.engine.histograms[TTFT].count / self.seconds if self.seconds > 0 else 0.0
+        waits = self.waiting.mean / started if self.waiting is not None and started > 0 else 0.0
+        return max(0.0, self.ttft_s - max(self.queue_s, waits) - self.prefill_s)
+
+    @property
+    def itl_p99_s(self) -> float | None:
+        """p99 of the gap between tokens as a client saw it; None without one."""
+        point = self.facts.point
+        return point.itl_ms.p99 / 1000 if point is not None and point.itl_ms.p99 else None
 
     @property
     def batch_gain(self) -> float | None:

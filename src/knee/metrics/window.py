@@ -92,15 +92,17 @@ def _went_backwards(before: EngineSnapshot, after: EngineSnapshot) -> bool:
 
 
 def gauge_stats(samples: Sequence[float], weights: Sequence[float] | None = None) -> GaugeStats:
-    """The summary of a gauge's samples, in order of time; the mean is weighted where there are `weights`."""
+    """The summary of a gauge's samples, in order of time; mean and share are weighted by `weights`."""
     weighed = weights or [1.0] * len(samples)
+    whole, high = math.fsum(weighed), max(samples)
     return GaugeStats(
         first=samples[0],
         last=samples[-1],
         low=min(samples),
-        high=max(samples),
-        mean=math.fsum(s * w for s, w in zip(samples, weighed, strict=True)) / math.fsum(weighed),
+        high=high,
+        mean=math.fsum(s * w for s, w in zip(samples, weighed, strict=True)) / whole,
         samples=len(samples),
+        at_high=math.fsum(w for s, w in zip(samples, weighed, strict=True) if s == high) / whole,
     )
 
 

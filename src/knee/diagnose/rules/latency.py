@@ -1,5 +1,6 @@
 """Limits that show in latencies: prompts in decode steps, the front end, plain compute, the client itself."""
 
+from knee.core.snapshot import GaugeStats
 from knee.diagnose.moves import lower_budget, more_api_servers
 from knee.diagnose.rules.queue import (
     FULL_STEPS,
@@ -10,6 +11,7 @@ from knee.diagnose.rules.queue import (
     bursts,
     drained,
     kv_full,
+    plateau,
     queue_evidence,
     queues,
     saturated,
@@ -146,7 +148,7 @@ def compute(s: Signals) -> Binding | None:
     running = s.queued_running or s.running
     below_cap = running is not None and (
         (s.cap is not None and (running.high if bursts(s) else running.mean / PINNED) < s.cap)
-        or (s.cap is None and s.moving and running.samples >= 2 and running.mean < PLATEAU * running.high)
+        or (s.cap is None and s.running is not None and not plateau(s) and _has_been_more(running, s.running))
     )
     kv = s.queued_kv or s.kv
     room = kv is not None and kv.high < KV_FULL and kv_full(s) is None and not s.preemptions
@@ -190,8 +192,13 @@ def compute(s: Signals) -> Binding | None:
         why="requests wait for the step under way though sequences, KV cache and token budget have room",
         evidence=tuple(evidence),
         watch=(f"{TTFT} p95", f"{ITL} p50", "generation_tokens rate"),
-        strength=0.4,
+        strength=0.7 if waits else 0.4,
     )
+
+
+def _has_been_more(queued: GaugeStats, ever: GaugeStats) -> bool:
+    """Whether more ran at another time than while requests waited: so no cap held these back."""
+    return queued.mean < 0.9 * ever.high or (queued.samples >= 4 and queued.at_high < PLATEAU)
 
 
 def client(s: Signals) -> Binding | None:

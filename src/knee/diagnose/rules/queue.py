@@ -1,5 +1,6 @@
 """Limits that make requests wait before the engine takes them: memory, the sequence cap, the token budget."""
 
+from knee.core.snapshot import GaugeStats
 from knee.diagnose.moves import fp8_kv, lower_max_num_seqs, more_memory, raise_budget, raise_max_num_seqs
 from knee.diagnose.signals import KV, QUEUE, RUNNING, TTFT, WAITING, Signals
 from knee.diagnose.verdict import Binding, Confidence, Evidence
@@ -13,14 +14,18 @@ PINNED = 0.95
 NEARLY = 0.75
 """The same where a client saw TTFT break and bursts reach the cap now and then."""
 
-PLATEAU = 0.99
-"""Mean over highest running requests while others wait, where the cap is not known."""
+PLATEAU = 0.6
+"""Share of the time of waiting at which as many run as ever do, from which on that is a cap."""
 
 FULL_STEPS = 0.5
 """Mean share of the budget that steps use from which on the budget shapes the queue."""
 
-WORTH = 1.1
+WORTH = 1.08
 """What twice the batch must gain, else the device is the limit and not the flag."""
+
+OVER = 1.1
+"""The gap between tokens after such a move, over its bound, from which on the move trades one objective for
+another."""
 
 THRASHING = 0.1
 """Preemptions per finished request from which on the work done twice costs more than the room it saves."""
@@ -114,8 +119,16 @@ def kv_full(s: Signals) -> Evidence | None:
 
 
 def saturated(s: Signals) -> bool:
-    """Whether a larger batch would hardly serve more: a step takes as much longer as it is given more."""
-    return s.batch_gain is not None and s.batch_gain < WORTH
+    """Whether a larger batch is no help: it hardly serves more, or its steps break the ITL objective."""
+    if s.batch_gain is not None and s.batch_gain < WORTH:
+        return True
+    bound, light, p99 = s.facts.bound_s("itl"), s.facts.light_itl_s, s.itl_p99_s
+    return (
+        bound is not None
+        and light is not None
+        and p99 is not None
+        and light + 2 * (p99 - light) > OVER * bound
+    )
 
 
 def kv_memory(s: Signals) -> Binding | None:
@@ -174,15 +187,13 @@ def sequence_cap(s: Signals) -> Binding | None:
         return None
     cap = s.cap
     if cap is not None:
-        if running.mean < PINNED * cap and not (
-            bursts(s) and running.high >= cap and running.mean >= NEARLY * cap
-        ):
+        if not _reached(running, cap, bursts(s)):
             return None
         confidence: Confidence = "high"
         reason = f"as many as max_num_seqs ({cap:g}) allows run while others wait"
     else:
         # Without the flag, a plateau stands for it, if requests come and go under it.
-        if not s.moving or running.samples < 3 or running.mean < PLATEAU * running.high:
+        if not plateau(s):
             return None
         cap = running.high
         confidence = "medium" if running.samples < 8 else "high"
@@ -216,6 +227,21 @@ def sequence_cap(s: Signals) -> Binding | None:
         watch=(WAITING, f"{PREEMPTIONS} rate", KV, TAIL, "inter_token_latency_seconds p99"),
         strength=0.9,
     )
+
+
+def plateau(s: Signals) -> bool:
+    """Whether as many run as ever do for most of the time that others wait, while requests come and go."""
+    running = s.queued_running or s.running
+    if running is None or s.running is None or not s.moving or running.samples < 3:
+        return False
+    return running.at_high >= PLATEAU and running.high >= s.running.high
+
+
+def _reached(running: GaugeStats, cap: float, bursty: bool) -> bool:
+    """Whether the cap held requests back while they waited."""
+    if running.high < cap:
+        return running.mean >= PINNED * cap
+    return running.mean >= (NEARLY if bursty else PINNED) * cap or running.at_high >= PLATEAU
 
 
 def token_budget(s: Signals) -> Binding | None:

@@ -1,0 +1,76 @@
+"""Four states provoked on a real vLLM, each named correctly from its /metrics alone."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.live.conftest import Start
+
+pytestmark = pytest.mark.live
+MAIN = [sys.executable, "-c", "from knee.cli.main import main; main()"]
+
+
+@contextmanager
+def load(url: str, *loads: tuple[str, ...]) -> Iterator[None]:
+    """`knee bench` with each of `loads` at once, for as long as the block lasts."""
+    running = [
+        subprocess.Popen(
+            [*MAIN, "bench", url, "--warmup", "1s", "--duration", "40s", "--drain", "5s", *one],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for one in loads
+    ]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.terminate()
+            process.wait(30)
+
+
+def verdict(url: str, seconds: int = 15) -> dict[str, object]:
+    done = subprocess.run(
+        [*MAIN, "diagnose", url, "--for", f"{seconds}s", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode in (0, 1, 5), done.stderr
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
+
+
+def test_a_cap_of_four_sequences(start_vllm: Start) -> None:
+    server = start_vllm("--max-num-seqs", "4")
+    with load(server.url, ("--rate", "40", "--prompt", "128", "--output", "32")):
+        found = verdict(server.url)
+    assert found["limit"] == "sequence_cap", found
+    assert found["move"]["flag"] == "max_num_seqs"  # type: ignore[index]
+
+
+def test_a_tiny_cache_with_long_outputs(start_vllm: Start) -> None:
+    server = start_vllm("--kv-cache-memory-bytes", "6M", "--max-model-len", "1024", "--max-num-seqs", "16")
+    with load(server.url, ("--max-concurrency", "24", "--prompt", "32", "--output", "700")):
+        found = verdict(server.url)
+    assert found["limit"] == "kv_memory", found
+    assert found["move"]["flag"] == "max_num_seqs"  # type: ignore[index]
+    assert int(found["move"]["to"]) in range(2, 7)  # type: ignore[index]
+
+
+def test_long_prompts_against_steady_decodes(start_vllm: Start) -> None:
+    server = start_vllm("--max-num-batched-tokens", "8192", "--no-enable-prefix-caching")
+    decodes = ("--max-concurrency", "3", "--prompt", "16", "--output", "1000")
+    prompts = ("--rate", "3", "--prompt", "1900", "--output", "2")
+    with load(server.url, decodes, prompts):
+        found = verdict(server.url)
+    assert found["limit"] == "prefill_interference", found
+
+
+def test_an_idle_server(start_vllm: Start) -> None:
+    found = verdict(start_vllm().url, seconds=5)
+    assert (found["limit"], found["answer"]) == ("none", "not bound"), found
