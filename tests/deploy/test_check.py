@@ -101,6 +101,7 @@ def test_the_usual_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ("a: b\n\tc: d\n", ":2 is broken YAML"),
         ("image: {{ .Values.image }}\n", ":1 is an unrendered Helm template"),
         ("a: 1\n{{- if .Values.on }}\nb: 1\n{{- end }}\n", ":2 is an unrendered Helm template"),
+        (USUAL.replace("replicas: 1", "replicas: ${REPLICAS}"), ":6 is an unrendered template (${REPLICAS})"),
         ("a: {{ pod }}\n", "is a template, not YAML"),
         ("a: &a [*a]\n", "refers to itself"),
         ("? {a: b}\n: c\n", "is broken YAML"),
@@ -161,6 +162,29 @@ def test_objects_of_a_folder_know_each_other(tmp_path: Path) -> None:
     for index, document in enumerate(documents):
         (tmp_path / f"{index}.yaml").write_text(document)
     assert check(load(str(tmp_path))).findings == ()
+
+
+def test_kustomize_patches_are_parts_not_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    patch = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: mistral}\nspec: {replicas: 2}\n"
+    (tmp_path / "base.yaml").write_text(USUAL)
+    (tmp_path / "patch.yaml").write_text(patch)
+    before = check(load(str(tmp_path)))
+    assert [found.rule for found in before.findings if found.file.endswith("patch.yaml")] == [
+        "schema",
+        "schema",
+    ]
+    (tmp_path / "kustomization.yaml").write_text(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\npatches: [{path: patch.yaml}]\n"
+    )
+    assert command("check", str(tmp_path)) == 1
+    told = capsys.readouterr()
+    assert "patch.yaml is a kustomize patch" in told.err
+    assert "patch.yaml" not in told.out
+
+
+def test_variables_for_a_shell_are_no_template() -> None:
+    text = USUAL.replace("args: [", 'env: [{name: A, value: "${B}"}]\n        args: ["${X}", ')
+    assert check(Loaded(manifests=load_text(text, "x"))).engines == 1
 
 
 def test_a_list_stands_for_its_items() -> None:

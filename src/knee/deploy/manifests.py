@@ -18,6 +18,11 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _HELM = re.compile(r"\{\{-?\s*(?:\w+\s+)*\(?\s*\.(?:Values|Release|Chart|Capabilities)\b")
 
 
+_VARIABLE = re.compile(r"\$\{\w+\}")
+_TEXTS = ("command", "args", "env", "data", "annotations")
+"""Where a `${NAME}` may be meant for a shell or another program."""
+
+
 class Mapping(dict[str, Any]):
     """A mapping and the line of each key. `twice` names keys that were given more than once."""
 
@@ -135,7 +140,28 @@ def _manifests(document: Any, file: str) -> list[Manifest]:
         )
     if str(document["kind"]).endswith("List") and isinstance(document.get("items"), list):
         return [found for item in document["items"] for found in _manifests(item, file)]
+    variable = _variable(document)
+    if variable is not None:
+        raise InputError(
+            f"{file}:{variable[1]} is an unrendered template ({variable[0]})",
+            "check what `envsubst` makes of it",
+        )
     return [Manifest(file=file, line=line, body=document)]
+
+
+def _variable(value: Any) -> tuple[str, int] | None:
+    """A value that is nothing but `${NAME}`, and its line: a template for envsubst."""
+    if isinstance(value, Mapping):
+        pairs = [(item, value.lines[key]) for key, item in value.items() if key not in _TEXTS]
+    elif isinstance(value, Sequence):
+        pairs = list(zip(value, value.lines, strict=True))
+    else:
+        return None
+    for item, line in pairs:
+        found = (item, line) if isinstance(item, str) and _VARIABLE.fullmatch(item) else _variable(item)
+        if found is not None:
+            return found
+    return None
 
 
 def _broken(error: Exception, text: str, file: str) -> InputError:

@@ -1,6 +1,7 @@
 """Rules about how the objects hang together: selectors, ports, and the shape of each one."""
 
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 from knee.deploy.finding import Found, Rule
@@ -34,11 +35,17 @@ def selector(objects: Objects) -> Iterator[Found]:
         if pods.owner.kind not in ("Pod", "Job") and isinstance(own, dict) and not matches(own, pods.labels):
             yield pods.owner, ("spec", "selector"), "it does not take the pods of its own template"
     for chooser in objects.of(*_CHOOSERS):
-        here = [pods for pods in objects.pods if pods.owner.namespace == chooser.namespace]
+        here = [pods for pods in objects.pods if _beside(pods.owner, chooser)]
         wanted = _selector(chooser)
         if here and isinstance(wanted, dict) and not selected(objects, chooser, wanted):
             names = ", ".join(sorted(pods.owner.name for pods in here)[:5])
             yield chooser, ("spec", "selector"), f"it takes no pod of {names}"
+
+
+def _beside(owner: Manifest, chooser: Manifest) -> bool:
+    """Same namespace and folder: a tree of many deployments holds Services for pods that are not in it."""
+    together = PurePath(owner.file).parent == PurePath(chooser.file).parent
+    return owner.namespace == chooser.namespace and together
 
 
 def port(objects: Objects) -> Iterator[Found]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from knee.core.errors import InputError
-from knee.deploy.manifests import Manifest, NotAManifestError, load_text
+from knee.deploy.manifests import Manifest, NotAManifestError, dig, items, load_text
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_FILES = 2_000
@@ -73,7 +73,27 @@ def load_folder(folder: Path) -> Loaded:
             manifests += found
     if not manifests and not unreadable:
         raise InputError(f"{folder} holds no Kubernetes object", "give a file or folder of manifests")
-    return Loaded(manifests=manifests, skipped=tuple(skipped), unreadable=tuple(unreadable))
+    patches = {path for manifest in manifests for path in _patches(manifest)}
+    skipped += [
+        Skipped(path, f"{path} is a kustomize patch: check what it makes") for path in sorted(patches)
+    ]
+    return Loaded(
+        manifests=[manifest for manifest in manifests if str(Path(manifest.file).resolve()) not in patches],
+        skipped=tuple(skipped),
+        unreadable=tuple(unreadable),
+    )
+
+
+def _patches(manifest: Manifest) -> list[str]:
+    """The files that a kustomization applies as patches: parts of objects, not objects."""
+    if manifest.kind not in ("Kustomization", "Component") or "kustomize" not in manifest.api_version:
+        return []
+    named = [
+        dig(item, "path") for key in ("patches", "patchesJson6902") for item in items(manifest.body.get(key))
+    ]
+    named += items(manifest.body.get("patchesStrategicMerge"))
+    folder = Path(manifest.file).parent
+    return [str((folder / name).resolve()) for name in named if isinstance(name, str) and "\n" not in name]
 
 
 def read_text(path: Path) -> str:

@@ -1,0 +1,73 @@
+"""Upgrades on real servers: the same one twice, planted changes, and an older release where there is one.
+
+VLLM_OLD_HOME names a folder like VLLM_HOME with an older vLLM (0.27 was used).
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.live.conftest import Start, running
+
+from knee.cli.main import run
+from knee.upgrade.outputs import Comparison, compare
+from knee.upgrade.recording import read_recording
+
+pytestmark = pytest.mark.live
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
+
+
+def record(url: str, out: Path) -> Path:
+    assert run(["upgrade", "outputs", "record", url, "--out", str(out)]) == 0
+    return out
+
+
+def compared(before: Path, after: Path) -> Comparison:
+    run(["upgrade", "outputs", "compare", str(before), str(after)])
+    found = compare(read_recording(before), read_recording(after))
+    assert all(group.noisy == 0 for group in found.groups)
+    return found
+
+
+def changed(found: Comparison) -> set[str]:
+    return {group.name for group in found.groups if group.verdict == "changed"}
+
+
+def test_planted_changes_on_a_real_server(vllm_home: Path, unused_tcp_port: int, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+    starts = {
+        "base": (),
+        "again": (),
+        "template": ("--chat-template", str(tmp_path / "t.jinja")),
+        "cooler": ("--override-generation-config", '{"temperature": 0.3}'),
+    }
+    kept = {}
+    for name, flags in starts.items():
+        with running(vllm_home, tmp_path / f"{name}.log", unused_tcp_port, flags) as server:
+            kept[name] = record(server.url, tmp_path / f"{name}.json")
+    assert compared(kept["base"], kept["again"]).verdict == "unchanged"
+    assert "prompts" in changed(compared(kept["base"], kept["template"]))
+    assert changed(compared(kept["base"], kept["cooler"])) == {"default"}
+
+
+def test_an_older_release_against_this_one(vllm_home: Path, unused_tcp_port: int, tmp_path: Path) -> None:
+    home = Path(os.environ.get("VLLM_OLD_HOME", ""))
+    if not (home / "venv/bin/vllm").is_file():
+        pytest.skip("VLLM_OLD_HOME names no folder with an older vLLM")
+    kept = []
+    for name, where in (("old", home), ("new", vllm_home)):
+        with running(where, tmp_path / f"{name}.log", unused_tcp_port, ()) as server:
+            kept.append(record(server.url, tmp_path / f"{name}.json"))
+    before, after = kept
+    found = compared(before, after)
+    assert found.before != found.after
+    versions = [read_recording(path).version for path in (before, after)]
+    assert run(["upgrade", "plan", "--from", versions[0], "--to", versions[1]]) == 0
+    assert len(found.groups) == 3
+
+
+def test_the_probe_allows_a_real_start(start_vllm: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    server = start_vllm()
+    assert run(["deploy", "startup", str(server.log)]) == 0
+    assert "startupProbe" in capsys.readouterr().out
