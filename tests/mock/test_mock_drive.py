@@ -31,6 +31,8 @@ CONFIG = EngineConfig(
 class Heard:
     """A listener that notes when it heard of its tokens."""
 
+    finish_reason = "length"
+
     def __init__(self, clock: ManualClock) -> None:
         self.made = 0
         self.complete = False

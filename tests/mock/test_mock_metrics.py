@@ -110,7 +110,6 @@ def test_every_version_shows_its_own_names(version: str) -> None:
 
 def test_the_page_reads_as_what_the_engine_counted(quick: Ask) -> None:
     quick("/v1/completions", {"prompt": "one two three", "max_tokens": 8, "n": 2})
-    quick("/v1/completions", {"prompt": "x"}, {})
     before = parse_page(quick("/metrics").body.decode(), 0).engines["0"]
     quick("/v1/completions", {"prompt": "one two three four", "max_tokens": 9, "n": 2})
     after = parse_page(quick("/metrics").body.decode(), 0).engines["0"]
@@ -119,7 +118,7 @@ def test_the_page_reads_as_what_the_engine_counted(quick: Ask) -> None:
         return after.counters[name] - before.counters[name]
 
     assert (grown("generation_tokens"), grown("prompt_tokens")) == (18, 8)
-    assert grown("request_success{length}") == 2
+    assert (grown("request_success{length}"), grown("request_success{stop}")) == (2, 0)
     gaps = (
         after.histograms["inter_token_latency_seconds"].count
         - before.histograms["inter_token_latency_seconds"].count
@@ -128,6 +127,10 @@ def test_the_page_reads_as_what_the_engine_counted(quick: Ask) -> None:
     first = after.histograms["time_to_first_token_seconds"]
     assert first.count - before.histograms["time_to_first_token_seconds"].count == 2
     assert after.gauges["num_requests_running"] == 0
+    quick("/v1/completions", {"prompt": "one two three four", "max_tokens": 90, "stop": " the"})
+    stopped = parse_page(quick("/metrics").body.decode(), 0).engines["0"]
+    assert stopped.counters["request_success{stop}"] == after.counters["request_success{stop}"] + 1
+    assert stopped.counters["request_success{abort}"] == 0
 
 
 TTFT = metric("time_to_first_token_seconds")

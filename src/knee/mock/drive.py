@@ -5,6 +5,7 @@ Steps follow each other by absolute deadlines: a step that is delivered late doe
 
 import asyncio
 import itertools
+from collections import Counter
 from typing import Protocol
 
 import msgspec
@@ -21,11 +22,23 @@ STEPS_AT_ONCE = 64
 """How many steps that are overdue are delivered before other work gets its turn."""
 
 
+ENDINGS = ("stop", "length", "abort")
+WAITING = ("num_requests_waiting", "num_requests_waiting_by_reason{capacity}")
+
+
 class Listener(Protocol):
-    """Hears of one request's tokens. `made` is what it has been given, `complete` whether that is all."""
+    """Hears of one request's tokens.
+
+    `made` is what it has been given, `complete` whether that is all, `finish_reason` why it will end.
+    """
 
     made: int
     complete: bool
+
+    @property
+    def finish_reason(self) -> str:
+        """`stop` or `length`."""
+        ...
 
     def flush(self) -> None:
         """`made` or `complete` have changed."""
@@ -45,6 +58,7 @@ class Drive:
         self._alarm = Waker(clock, self._ring)
         self._pending: StepResult | None = None
         self._listeners: dict[str | int, Listener] = {}
+        self._finished: Counter[str] = Counter()
         self._numbers = itertools.count()
         self._not_before_ns = 0
         self._stalled = self._rousing = False
@@ -99,14 +113,18 @@ class Drive:
             self.unservable -= 1
 
     def snapshot(self) -> EngineSnapshot:
-        """The engine's metrics now; requests that can never run wait."""
+        """The engine's metrics now.
+
+        The engine does not know why an answer ends, and vLLM does not count clients that went away as aborts
+        (recorded from 0.32.0). Requests that can never run wait.
+        """
         self._catch_up()
         snapshot = self.engine.snapshot(self._engine_now_ns())
-        if not self.unservable:
-            return snapshot
-        names = ("num_requests_waiting", "num_requests_waiting_by_reason{capacity}")
-        waiting = {name: snapshot.gauges[name] + self.unservable for name in names}
-        return msgspec.structs.replace(snapshot, gauges={**snapshot.gauges, **waiting})
+        ended = {f"request_success{{{reason}}}": float(self._finished[reason]) for reason in ENDINGS}
+        waiting = {name: snapshot.gauges[name] + self.unservable for name in WAITING}
+        return msgspec.structs.replace(
+            snapshot, gauges={**snapshot.gauges, **waiting}, counters={**snapshot.counters, **ended}
+        )
 
     def slow_down(self, factor: float) -> None:
         """Let every further step take `factor` times its cost (1 is as configured)."""
@@ -174,6 +192,7 @@ class Drive:
                 listener = self._listeners.pop(request.id, None)
                 if listener is not None:
                     listener.complete = True
+                    self._finished[listener.finish_reason] += 1
             self._begin(max(step.end_ns, self._not_before_ns))
         for listener in touched:
             listener.flush()

@@ -45,6 +45,11 @@ class Choice:
         self.made = self.sent = self.shown = 0
         self.complete = False
 
+    @property
+    def finish_reason(self) -> str:
+        """`stop` or `length`."""
+        return self.answer.finish_reason
+
     def flush(self) -> None:
         """Send what is new, unless the client is slow or `stream_interval` asks for more at once."""
         reply = self.reply
