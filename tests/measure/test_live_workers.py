@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,18 @@ def test_two_workers_send_one_schedule_and_keep_one_set_of_books(tmp_path: Path)
     assert any("Retry-After 2" in note for note in got.health.notes)
 
 
+def interrupt_after(server: Scripted, calls: int) -> None:
+    until = time.monotonic() + 30
+    while len(server.calls) < calls and time.monotonic() < until:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_ctrl_c_reaches_all_workers() -> None:
     with scripted(steady(0.01, 0.002)) as server:
         live = target(server, 2)
         # The whole group gets it on a terminal; workers leave it to the crew.
-        threading.Timer(3.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=interrupt_after, args=(server, 40)).start()
         got = live.measure(offer(rate=40, window_s=60))
     assert got.stopped == "interrupted"
     assert len(got.observed) > 20

@@ -1,11 +1,12 @@
 """`knee bench`: one rate against a live server, and what its requests saw."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from knee.cli import target_options as options
+from knee.cli import load_options as load
+from knee.cli import target_options as to
 from knee.cli.app import JsonOption, log, show
 from knee.core.errors import EXIT_INTERRUPTED, EXIT_NEGATIVE, EXIT_OK, TargetLost
 from knee.core.slo import Slo, parse_slo
@@ -21,31 +22,39 @@ if TYPE_CHECKING:
 
 
 def bench(
-    url: options.UrlArgument,
+    url: to.UrlArgument,
     *,
     rate: Annotated[float | None, typer.Option(help="Requests/s, open loop; 0.25 is fine.")] = None,
     max_concurrency: Annotated[
         int | None, typer.Option(help="Instead of a rate: this many clients, each waiting for its answer.")
     ] = None,
-    prompt: options.PromptOption = "1000",
-    output: options.OutputOption = "200",
-    duration: options.DurationOption = "30s",
-    warmup: options.WarmupOption = "5s",
-    drain: options.DrainOption = "60s",
+    prompt: load.PromptOption = "1000",
+    output: load.OutputOption = "200",
+    duration: load.DurationOption = "30s",
+    warmup: load.WarmupOption = "5s",
+    drain: load.DrainOption = "60s",
     slo: Annotated[str, typer.Option(help='Judge it, as in "ttft p95 < 1s, itl p99 < 60ms".')] = "",
-    seed: options.SeedOption = 1,
-    burstiness: options.BurstinessOption = 1.0,
-    constant: options.ConstantOption = False,
-    burst: options.BurstOption = "",
-    model: options.ModelOption = "",
-    endpoint: options.EndpointOption = "completions",
-    stream: options.StreamOption = True,
-    n: options.AnswersOption = 1,
-    body: options.BodyOption = None,
-    header: options.HeaderOption = None,
-    api_key_file: options.KeyOption = None,
-    metrics: options.MetricsOption = None,
-    timeout: options.TimeoutOption = "10m",
+    seed: load.SeedOption = 1,
+    burstiness: load.BurstinessOption = 1.0,
+    constant: load.ConstantOption = False,
+    burst: load.BurstOption = "",
+    stages: load.StagesOption = "",
+    shared_prefix: load.PrefixOption = "",
+    turns: load.TurnsOption = "",
+    think: load.ThinkOption = "1s",
+    workload: load.WorkloadOption = None,
+    replay: load.ReplayOption = False,
+    speed: load.SpeedOption = 1.0,
+    model: to.ModelOption = "",
+    endpoint: to.EndpointOption = "completions",
+    stream: to.StreamOption = True,
+    n: to.AnswersOption = 1,
+    body: to.BodyOption = None,
+    header: to.HeaderOption = None,
+    api_key_file: to.KeyOption = None,
+    metrics: to.MetricsOption = None,
+    timeout: to.TimeoutOption = "10m",
+    workers: to.WorkersOption = 1,
     out: Annotated[Path | None, typer.Option(help="Run directory to write.")] = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -54,28 +63,35 @@ def bench(
     Latencies count from the instant at which a request was due. Exit code 0, or 1 where the SLO does not
     hold or the point is not valid; 6 where the server was lost.
     """
-    objectives = parse_slo(slo) if slo else Slo(())
-    offer = options.offer_from(
-        rate=rate, max_concurrency=max_concurrency, prompt=prompt, output=output, duration=duration,
-        warmup=warmup, drain=drain, seed=seed, burstiness=burstiness, constant=constant, burst=burst,
-    )  # fmt: skip
-    connection = options.connection_from(
+    values = {name: value for name, value in locals().items() if name in load.LoadFlags.__struct_fields__}
+    offer = load.offer_from(load.LoadFlags(**values))
+    connection = to.connection_from(
         url, model=model, endpoint=endpoint, stream=stream, n=n, body=body, headers=header,
         key_file=api_key_file, metrics=metrics, timeout=timeout,
     )  # fmt: skip
-    return run_bench(connection, offer, objectives, out, as_json)
+    return run_bench(connection, offer, parse_slo(slo) if slo else Slo(()), Settings(out, workers, as_json))
 
 
-def run_bench(connection: "Connection", offer: "Offer", slo: Slo, out: Path | None, as_json: bool) -> int:
+class Settings(NamedTuple):
+    """Where results go, and how many processes send."""
+
+    out: Path | None
+    workers: int
+    as_json: bool
+
+
+def run_bench(connection: "Connection", offer: "Offer", slo: Slo, settings: Settings) -> int:
     """Measure the point, show it, and say in the exit code what came of it."""
+    from knee.cli.progress import progress_line
     from knee.measure.live import connect
     from knee.measure.single import measure_point
 
-    target = connect(connection)
+    target = connect(connection, workers=settings.workers)
     for note in target.notes:
         log(f"note: {note}")
-    point = measure_point(target, offer, slo, out)
-    show(point, as_json, lambda: _render(point, target))
+    with progress_line(offer) as target.progress:
+        point = measure_point(target, offer, slo, settings.out)
+    show(point, settings.as_json, lambda: _render(point, target))
     if point.stopped == "target lost":
         raise TargetLost(f"{target.describe().name} stopped answering", "look at its log")
     if point.stopped == "interrupted":

@@ -20,6 +20,7 @@ COMMANDS: tuple[str, ...] = (
     "gateway",
     "deploy",
     "upgrade",
+    "workload",
     "catalog",
     "rules",
     "dashboard",

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from knee.core.clock import RealClock
-from knee.core.errors import InputError, TargetError
+from knee.core.errors import InputError, TargetError, UsageError
 from knee.core.requests import RequestRecord
 from knee.core.run import RECORDS, append_lines
 from knee.core.snapshot import Snapshot
@@ -16,7 +16,7 @@ from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.http1.client import BlockingClient, Client, private_loop
 from knee.http1.origin import Origin, parse_origin
 from knee.http1.pool import Pool, Timeouts
-from knee.measure.crew import start_crew
+from knee.measure.crew import MOST_WORKERS, start_crew
 from knee.measure.endpoints import Ask, form, head_of
 from knee.measure.load import Load
 from knee.measure.memory import quiet_memory
@@ -216,6 +216,8 @@ def connect(connection: Connection, run: Path | None = None, workers: int = 1) -
         UsageError: the URL or a header cannot be one.
         TargetError: the server cannot be used; the line says why.
     """
+    if not 1 <= workers <= MOST_WORKERS:
+        raise UsageError(f"{workers} workers", f"1 to {MOST_WORKERS}; each wants a core of its own")
     base = str(connection.origin)
     with BlockingClient(base, headers=connection.all_headers(), timeout_s=PREFLIGHT_S) as client:
         served = look_at(client, connection.ask.model)

@@ -6,6 +6,7 @@ import msgspec
 
 LENGTHS_HELP = "a number, uniform:LOW-HIGH, lognormal:MEAN:CV[:LOW-HIGH], or a list 100,200,300"
 BURST_HELP = "SIZE/PERIOD, as in 50/10s"
+STAGES_HELP = "DURATION:FROM-TO or DURATION:SHARE, shares of the rate, as in 30s:0.1-1,60s:1"
 """How `workload.parse` reads what people write."""
 
 
