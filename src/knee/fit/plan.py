@@ -22,8 +22,9 @@ PlanVerdict = Literal["fits", "borderline", "does not fit"]
 
 _REFERENCE_TOKENS = 8192
 _DENSE_PEAK_GIB, _EXPERTS_PEAK_GIB = 5.6, 8.0
-_NON_TORCH = {False: (0.1, 0.35), True: (0.2, 0.6)}
-_GRAPHS = (0.1, 1.62)
+_NON_TORCH = {False: (0.1, 0.35), True: (0.2, 1.63)}
+_GRAPHS = (0.09, 2.1)
+"""GiB seen in public start-up logs (docs/fit.md); CUDA context and libraries on one GPU and on several."""
 _ASYNC_DOUBLES_SINCE = "0.28.0"
 _GRAPHS_RESERVED_SINCE = "0.20.0"
 
