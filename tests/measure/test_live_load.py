@@ -1,6 +1,8 @@
 """Load over real HTTP against a server that does what its script says, and the books that come of it."""
 
 import asyncio
+import itertools
+import json
 import os
 import signal
 import socket
@@ -10,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.scripted_server import (
@@ -35,8 +38,9 @@ from knee.http1.pool import Timeouts
 from knee.measure.endpoints import Ask
 from knee.measure.live import Connection, LiveTarget, connect
 from knee.measure.target import Measured, Offer
+from knee.workload.file import load_workload
 from knee.workload.schedule import schedule
-from knee.workload.spec import Arrivals, Lengths, Workload
+from knee.workload.spec import Arrivals, Conversations, Lengths, Prefixes, Workload
 
 
 def offer(rate: float = 40.0, window_s: float = 1.0, **changes: Any) -> Offer:
@@ -417,3 +421,72 @@ def test_a_longer_request_than_the_context_is_refused_before_any_load() -> None:
     models = {"/v1/models": (200, {"data": [{"id": "tiny", "max_model_len": 50}]})}
     with scripted(steady(0, 0), models) as server, pytest.raises(TargetError, match="max_model_len of 50"):
         target_of(server).measure(offer())
+
+
+def test_conversations_wait_for_answers_and_pause() -> None:
+    """A turn carries what was said before, and is due one pause after the turn before it ended."""
+    talk = Conversations(turns=Lengths(mean=3), think_s=0.1)
+    asked = offer(rate=60, window_s=1.5)
+    asked = msgspec.structs.replace(
+        asked, workload=msgspec.structs.replace(asked.workload, conversations=talk)
+    )
+    got, server = measured(steady(0.02, 0.005), asked)
+    turns: dict[str, list[Call]] = {}
+    for call in server.calls:
+        turns.setdefault(" ".join(call.prompt.split()[:8]), []).append(call)
+    assert max(map(len, turns.values())) == 3
+    pauses = []
+    for calls in turns.values():
+        for one, other in itertools.pairwise(calls):
+            words = one.prompt.split()
+            assert other.prompt.split()[: len(words)] == words
+            assert len(other.prompt.split()) > len(words) + 5
+            pauses.append((other.at_ns - one.writes_ns[-1]) / 1e9)
+    assert len(pauses) > 20
+    assert min(pauses) >= 0
+    assert 0.05 < float(np.mean(pauses)) < 0.2
+    answered = got.observed.outcome == OK
+    assert (got.observed.first_ns - got.observed.due_ns)[answered].min() > 15 * NS_PER_MS
+    assert (np.diff(got.observed.due_ns) >= 0).all()
+
+
+def test_a_conversation_ends_with_a_failure() -> None:
+    async def script(call: Call) -> AsyncIterator[bytes]:  # noqa: ARG001
+        yield plain(500, b"{}")
+
+    talk = Conversations(turns=Lengths(mean=3), think_s=0.0)
+    asked = offer(rate=60, window_s=0.5)
+    asked = msgspec.structs.replace(
+        asked, workload=msgspec.structs.replace(asked.workload, conversations=talk)
+    )
+    _, server = measured(script, asked)
+    assert len(server.calls) < 40  # first turns only: 20 a second
+
+
+def test_shared_prefixes_reach_the_wire() -> None:
+    asked = offer(rate=100, window_s=0.3)
+    workload = msgspec.structs.replace(
+        asked.workload, prompt_tokens=Lengths(mean=80), prefixes=Prefixes(tokens=40, groups=2)
+    )
+    _, server = measured(steady(0, 0), msgspec.structs.replace(asked, workload=workload))
+    assert len({" ".join(call.prompt.split()[:37]) for call in server.calls}) == 2
+    assert len({" ".join(call.prompt.split()[37:53]) for call in server.calls}) == len(server.calls)
+    assert {call.prompt_tokens for call in server.calls} == {80}
+
+
+def test_a_replay_reaches_the_wire_when_it_should(tmp_path: Path) -> None:
+    at_s = [0.0, 0.1, 0.1, 0.45, 0.9]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        "".join(
+            json.dumps({"at_s": t, "prompt_tokens": 30 + i, "output_tokens": 2}) + "\n"
+            for i, t in enumerate(at_s)
+        )
+    )
+    workload, found = load_workload(trace, replay=True, arrivals=Arrivals())
+    assert found is not None
+    assert found.rate is not None
+    asked = offer(rate=found.rate * 2, window_s=0.5, warmup_ns=0, workload=workload)
+    got, server = measured(steady(0.005, 0.001), asked)
+    assert np.allclose(got.observed.due_ns[:5] / 1e9, np.array(at_s) / 2, atol=1e-6)
+    assert [call.prompt_tokens for call in server.calls[:5]] == [30, 31, 32, 33, 34]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -10,7 +11,7 @@ from knee.core.snapshot import EngineWindow, GaugeStats, Window
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.measure.target import ClientHealth, Measured, Offer
 from knee.measure.validity import Verdict, check_validity, mean_open
-from knee.workload.spec import Lengths, Workload
+from knee.workload.spec import Lengths, Prefixes, Workload
 
 OFFER = Offer(
     workload=Workload(prompt_tokens=Lengths(mean=100), output_tokens=Lengths(mean=20)),
@@ -42,9 +43,7 @@ def observed(n: int = 110, **columns: Any) -> Observed:
 
 
 def verdict(seen: Observed | None = None, offer: Offer = OFFER, **options: Any) -> Verdict:
-    purpose = options.pop("cached_on_purpose", False)
-    measured = Measured(observed=seen or observed(), spent_ns=1, **options)
-    return check_validity(measured, offer, cached_on_purpose=purpose)
+    return check_validity(Measured(observed=seen or observed(), spent_ns=1, **options), offer)
 
 
 def window(**counters: float) -> Window:
@@ -108,7 +107,8 @@ def test_own_resources_running_out(cause: str) -> None:
 def test_cache_hits_are_a_fault_unless_asked_for() -> None:
     hits = window(prefix_cache_queries=1_000.0, prefix_cache_hits=300.0)
     assert "30%" in verdict(window=hits).invalid[0]
-    assert verdict(window=hits, cached_on_purpose=True).invalid == ()
+    sharing = msgspec.structs.replace(OFFER.workload, prefixes=Prefixes(tokens=50))
+    assert verdict(window=hits, offer=msgspec.structs.replace(OFFER, workload=sharing)).invalid == ()
     few = window(prefix_cache_queries=1_000.0, prefix_cache_hits=10.0)
     assert verdict(window=few).invalid == ()
 
@@ -135,7 +135,5 @@ def test_other_traffic_is_noted() -> None:
 
 
 def test_a_closed_loop_says_what_it_hides() -> None:
-    import msgspec
-
     found = verdict(offer=msgspec.structs.replace(OFFER, max_concurrency=4))
     assert "queueing is hidden" in found.notes[0]

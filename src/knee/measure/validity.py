@@ -32,10 +32,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def check_validity(measured: Measured, offer: Offer, *, cached_on_purpose: bool = False) -> Verdict:
+def check_validity(measured: Measured, offer: Offer) -> Verdict:
     """Look for everything that makes a point say something other than the server's latency at its rate.
 
-    `cached_on_purpose` says that prompts share text by design, so that cache hits are no fault.
+    Cache hits are a fault unless the workload shares text by design.
     """
     observed = measured.observed
     inside: Bools = (observed.due_ns >= offer.warmup_ns) & (
@@ -46,7 +46,7 @@ def check_validity(measured: Measured, offer: Offer, *, cached_on_purpose: bool 
         *_unsent(observed, inside, offer),
         *_lags(health),
         *_own_failures(observed),
-        *_cached(health, measured, cached_on_purpose),
+        *_cached(health, measured, offer.workload.shares_text),
         *_lengths(observed, inside),
         *_clock(health),
     ]
