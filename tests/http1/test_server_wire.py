@@ -228,7 +228,7 @@ def test_a_slow_reader_holds_up_the_handler_and_not_the_memory() -> None:
 
 
 def test_slow_clients_are_cut() -> None:
-    limits = Limits(head_seconds=0.2, body_seconds=0.2, idle_seconds=0.2, write_seconds=0.2)
+    limits = Limits(open_seconds=0.2, head_seconds=0.2, body_seconds=0.2, write_seconds=0.2)
 
     async def flood(request: Request, response: Response) -> None:
         del request
@@ -250,6 +250,17 @@ def test_slow_clients_are_cut() -> None:
                 writer.write(GET % b"/")
                 await asyncio.sleep(1.2)
                 assert server.open_connections == 0, "a client that reads nothing is cut"
+
+    run(main)
+
+
+def test_an_idle_connection_closes_after_its_last_answer() -> None:
+    async def main() -> None:
+        async with serving(echo, Limits(idle_seconds=0.2)) as server, connected(server) as (reader, writer):
+            await asyncio.sleep(0.6)
+            writer.write(GET % b"/late")
+            assert (await answer(reader))[2] == b"/late ", "the first request may take longer"
+            assert await asyncio.wait_for(reader.read(), 2) == b""
 
     run(main)
 

@@ -22,8 +22,8 @@ class Connection(asyncio.Protocol):
     """An accepted connection. `deadline_ns` is when the server's tick calls `overdue`; 0 is never."""
 
     __slots__ = (
-        "_closing", "_lingers", "_peer", "_phase", "_reader", "_response", "_server", "_task", "_transport",
-        "_writable", "deadline_ns",
+        "_closing", "_lingers", "_peer", "_phase", "_reader", "_response", "_served", "_server", "_task",
+        "_transport", "_writable", "deadline_ns",
     )  # fmt: skip
 
     def __init__(self, server: "Server") -> None:
@@ -33,7 +33,7 @@ class Connection(asyncio.Protocol):
         self._response: Response | None = None
         self._task: asyncio.Task[None] | None = None
         self._writable = True
-        self._closing = self._lingers = False
+        self._closing = self._lingers = self._served = False
         self._peer = ""
         self._phase = ""
         self.deadline_ns = 0
@@ -128,6 +128,7 @@ class Connection(asyncio.Protocol):
     def _handled(self, task: "asyncio.Task[None]") -> None:
         """The handler has returned, failed, or was cancelled."""
         response, self._task = self._response, None
+        self._served = True
         error = None if task.cancelled() else task.exception()
         if error is not None:
             LOG.error("a request handler failed", exc_info=error)
@@ -209,7 +210,7 @@ class Connection(asyncio.Protocol):
         if self._phase in ("head_seconds", "body_seconds"):
             self._reader.refuse(408, "the request did not arrive in time")
             self._next()
-        elif self._phase == "idle_seconds":
+        elif self._phase in ("open_seconds", "idle_seconds"):
             self.close()
         else:
             self.abort()
@@ -233,7 +234,7 @@ class Connection(asyncio.Protocol):
         elif self._reader.begun:
             phase = "body_seconds" if self._reader.in_body else "head_seconds"
         else:
-            phase = "idle_seconds"
+            phase = "idle_seconds" if self._served else "open_seconds"
         if phase != self._phase:  # bytes that trickle in do not move a deadline
             self._phase = phase
             seconds: float = getattr(self._server.limits, phase) if phase else 0.0

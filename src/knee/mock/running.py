@@ -8,6 +8,7 @@ costs both some accuracy: to measure, use `mock_process`.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,8 +76,9 @@ class Running:
 
     def _call(self, what: Callable[[MockServer], object]) -> None:
         loop, server = self._loop, self._server
-        if loop is not None and server is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(what, server)
+        if loop is not None and server is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                loop.call_soon_threadsafe(what, server)
 
     def _run(self) -> None:
         try:
