@@ -1,11 +1,12 @@
 """What the engine counts, under normalised names and with vLLM's bucket bounds (v1/metrics/loggers.py)."""
 
 from collections.abc import Sequence
+from copy import copy, deepcopy
 
 import numpy as np
 
 from knee.catalog.metrics import bucket_bounds, metric
-from knee.core.requests import NEVER
+from knee.core.requests import NEVER, Ints, column
 from knee.core.snapshot import Histogram
 from knee.core.units import NS_PER_S
 from knee.engine.request import Request
@@ -20,28 +21,38 @@ class Tally:
         self.bounds = tuple(float(bound) for bound in bounds)
         self.unit = unit
         self._edges = np.array([round(bound * unit) for bound in bounds], dtype=np.int64)
-        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self.counts = np.zeros(len(bounds) + 1, dtype=np.int64)
         self._sum = 0
-        self._values: list[int] = []
-        self._weights: list[int] = []
+        self.values: list[int] = []
+        self.weights: list[int] = []
+
+    def __deepcopy__(self, memo: object) -> "Tally":
+        twin = copy(self)
+        twin.counts = self.counts.copy()
+        twin.values, twin.weights = self.values.copy(), self.weights.copy()
+        return twin
 
     def observe(self, value: int, weight: int = 1) -> None:
         """Count `value`, `weight` times."""
-        self._values.append(value)
-        self._weights.append(weight)
-        if len(self._values) >= FOLD_AT:
+        self.values.append(value)
+        self.weights.append(weight)
+        if len(self.values) >= FOLD_AT:
             self._fold()
 
-    def observe_all(self, values: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> None:
-        """Count each of `values` once."""
+    def observe_all(self, values: Ints, weights: Ints | None = None) -> None:
+        """Count each of `values` once, or as often as its weight says."""
         slots = np.searchsorted(self._edges, values, side="left")
-        self._counts += np.bincount(slots, minlength=len(self._counts))
-        self._sum += int(values.sum())
+        if weights is None:
+            self.counts += np.bincount(slots, minlength=len(self.counts))
+            self._sum += int(values.sum())
+        else:
+            np.add.at(self.counts, slots, weights)
+            self._sum += int((values * weights).sum())
 
     def histogram(self) -> Histogram:
         """The cumulative histogram so far."""
         self._fold()
-        cumulative = np.cumsum(self._counts)
+        cumulative = np.cumsum(self.counts)
         return Histogram(
             bounds=self.bounds,
             counts=tuple(float(count) for count in cumulative[:-1]),
@@ -50,15 +61,11 @@ class Tally:
         )
 
     def _fold(self) -> None:
-        if not self._values:
+        if not self.values:
             return
-        values = np.array(self._values, dtype=np.int64)
-        weights = np.array(self._weights, dtype=np.int64)
-        slots = np.searchsorted(self._edges, values, side="left")
-        np.add.at(self._counts, slots, weights)
-        self._sum += int((values * weights).sum())
-        self._values.clear()
-        self._weights.clear()
+        self.observe_all(column(self.values), column(self.weights))
+        self.values.clear()
+        self.weights.clear()
 
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
@@ -103,6 +110,10 @@ class Metrics:
         self.inter_token = _tally("inter_token_latency_seconds", max_model_len)
         self._by_request = {name: _tally(name, max_model_len) for name in PER_REQUEST}
         self._rows: list[tuple[int, ...]] = []
+
+    def copy(self) -> "Metrics":
+        """The same so far; from here on each counts for itself."""
+        return deepcopy(self)
 
     def started(self, request: Request) -> None:
         """A request got its first token."""
@@ -151,10 +162,17 @@ class Metrics:
         }
 
     def _fold(self) -> None:
-        if not self._rows:
-            return
-        rows = np.array(self._rows, dtype=np.int64).T
-        self._rows.clear()
+        if self._rows:
+            rows = column(self._rows).T
+            self._rows.clear()
+            self.ended_all(rows)
+
+    def ended_all(self, rows: Ints) -> None:
+        """Count requests that ended; their columns are the rows of `rows`.
+
+        When each arrived, was queued, was scheduled, had its first and its last token, and ended; its prompt,
+        the tokens made and asked for, its preemptions, and the tokens found in the cache.
+        """
         arrival, queued, scheduled, first, last, finished, prompt, made, asked, preempted, cached = rows
         ran, spoke = scheduled != NEVER, first != NEVER
         decode = np.where(spoke, last - first, 0)

@@ -1,15 +1,12 @@
 """A simulated engine as a target: minutes of traffic in virtual time."""
 
 from knee.core.point import Point
-from knee.core.requests import Observed
 from knee.core.slo import Slo
 from knee.core.snapshot import EngineSnapshot, Snapshot
 from knee.core.units import NS_PER_S
 from knee.engine.config import EngineConfig
 from knee.engine.engine import Engine
-from knee.engine.load import ClosedLoop, OpenLoop, one_by_one
-from knee.engine.seen import Seen
-from knee.engine.skip import skip_until
+from knee.engine.run import Run
 from knee.measure.point import make_point
 from knee.measure.target import Measured, Offer, Stop, TargetInfo, Watch
 from knee.metrics.window import window
@@ -54,24 +51,36 @@ class SimulatedTarget:
         Raises:
             UsageError: the workload or the rate cannot be.
         """
-        point = _Point(self.engine, offer, self.now_ns)
+        closed = offer.max_concurrency is not None
+        rate = 1.0 if closed else offer.rate
+        end_ns = offer.warmup_ns + offer.window_ns
+        run = Run(
+            self.engine,
+            lambda: schedule(offer.workload, rate, offer.seed),
+            self.now_ns,
+            (offer.warmup_ns, end_ns),
+            offer.max_concurrency,
+        )
+        start_ns = self.now_ns
         stopped: Stop = ""
         snapshots: list[Snapshot] = []
-        window_closed = False
-        while not stopped and not point.over(self.now_ns):
-            self.now_ns = point.advance(self.now_ns)
-            since_ns = self.now_ns - point.start_ns
-            if self._sampled and offer.warmup_ns <= since_ns and not window_closed:
-                window_closed = since_ns >= offer.warmup_ns + offer.window_ns
-                snapshots.append(self._look(full=window_closed or not snapshots))
+        closed_window = False
+        while not stopped and not _over(run, offer):
+            run.advance(_next_tick(run.now_ns, offer, look=self._sampled or watch is not None))
+            self.now_ns = start_ns + run.now_ns
+            if self._sampled and offer.warmup_ns <= run.now_ns and not closed_window:
+                closed_window = run.now_ns >= end_ns
+                full = closed_window or not snapshots
+                snapshots.append(
+                    self._snapshot(run.snapshot() if full else EngineSnapshot(gauges=run.gauges()))
+                )
             if watch is not None:
-                stopped = watch(point.observed(self.now_ns), since_ns)
-        observed = point.observed(self.now_ns)
-        for number in list(self.engine.requests):
-            self.engine.abort(number, self.now_ns)
+                stopped = watch(run.observed(), run.now_ns)
+        observed = run.observed()
+        run.end()
         return Measured(
             observed=observed,
-            spent_ns=self.now_ns - point.start_ns,
+            spent_ns=run.now_ns,
             window=window(snapshots) if len(snapshots) > 1 else None,
             snapshots=tuple(snapshots),
             stopped=stopped,
@@ -79,21 +88,35 @@ class SimulatedTarget:
 
     def snapshot(self) -> Snapshot:
         """The engine's metrics now."""
-        return self._look(full=True)
+        return self._snapshot(self.engine.snapshot(self.now_ns))
 
     def settle(self, limit_ns: int) -> bool:  # noqa: ARG002 - a real target needs it
         """Whether the engine is idle: a point leaves nothing behind."""
         return not self.engine.requests
 
-    def _look(self, full: bool) -> Snapshot:
-        engine = self.engine
+    def _snapshot(self, engine: EngineSnapshot) -> Snapshot:
         return Snapshot(
             at_ns=self.now_ns,
-            engines={"0": engine.snapshot(self.now_ns) if full else EngineSnapshot(gauges=engine.gauges())},
+            engines={"0": engine},
             source=self._name,
             version=self.engine.config.version,
             model_name="simulated",
         )
+
+
+def _over(run: Run, offer: Offer) -> bool:
+    """Whether all measured requests have ended, or the time to wait for them has."""
+    late_ns = run.now_ns - offer.warmup_ns - offer.window_ns
+    return late_ns >= 0 and (late_ns >= offer.drain_ns or run.open() == 0)
+
+
+def _next_tick(now_ns: int, offer: Offer, look: bool) -> int:
+    """The next whole second if there is somebody to `look`; where the window begins or ends in any case."""
+    end_ns = offer.warmup_ns + offer.window_ns
+    if now_ns >= end_ns:
+        return min(end_ns + offer.drain_ns, now_ns // DRAIN_TICK_NS * DRAIN_TICK_NS + DRAIN_TICK_NS)
+    mark_ns = offer.warmup_ns if now_ns < offer.warmup_ns else end_ns
+    return min(mark_ns, now_ns // TICK_NS * TICK_NS + TICK_NS) if look else mark_ns
 
 
 def simulated_point(config: EngineConfig, offer: Offer, slo: Slo | None = None) -> Point:
@@ -103,40 +126,3 @@ def simulated_point(config: EngineConfig, offer: Offer, slo: Slo | None = None) 
         UsageError: the engine, the workload or the rate cannot be.
     """
     return make_point(SimulatedTarget(config).measure(offer), offer, slo, simulated=True)
-
-
-class _Point:
-    """One offer on its way."""
-
-    def __init__(self, engine: Engine, offer: Offer, start_ns: int) -> None:
-        self.start_ns = start_ns
-        self._engine = engine
-        self._end_ns = offer.warmup_ns + offer.window_ns
-        self._drain_ns = offer.drain_ns
-        self._marks = (offer.warmup_ns, self._end_ns)
-        self._seen = Seen(start_ns, (offer.warmup_ns, self._end_ns))
-        closed = offer.max_concurrency
-        requests = one_by_one(schedule(offer.workload, 1.0 if closed else offer.rate, offer.seed), start_ns)
-        self._load = (
-            ClosedLoop(requests, self._seen, closed, start_ns) if closed else OpenLoop(requests, self._seen)
-        )
-
-    def over(self, now_ns: int) -> bool:
-        """Whether all measured requests have ended, or the time to wait for them has."""
-        since_ns = now_ns - self.start_ns
-        if since_ns < self._end_ns:
-            return False
-        return self._seen.open == 0 or since_ns >= self._end_ns + self._drain_ns
-
-    def advance(self, now_ns: int) -> int:
-        """Go on to the next tick, or to where the measured window begins or ends."""
-        since_ns = now_ns - self.start_ns
-        tick_ns = TICK_NS if since_ns < self._end_ns else DRAIN_TICK_NS
-        until_ns = min([since_ns // tick_ns * tick_ns + tick_ns, *(m for m in self._marks if m > since_ns)])
-        now_ns = skip_until(self._engine, self._load, now_ns, self.start_ns + until_ns)
-        self._seen.gap(self._engine.take_gaps())
-        return now_ns
-
-    def observed(self, now_ns: int) -> Observed:
-        """All there is to see now."""
-        return self._seen.observed(self._engine.unfinished(), now_ns)

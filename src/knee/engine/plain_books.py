@@ -1,0 +1,107 @@
+"""What a plain point has seen, made from its columns when somebody asks."""
+
+import numpy as np
+
+from knee.core.requests import CENSORED, NEVER, OK, Gaps, Ints, Observed, column
+from knee.engine.metrics import Metrics
+from knee.engine.plain import ROW_BITS, ROW_MASK, Plain
+
+
+def observed(plain: Plain) -> Observed:
+    """All there is to see now."""
+    n = plain.offered
+    due, prompt, asked = (part[:n] for part in plain.columns())
+    last, first = column(plain.last[:n]), np.full(n, NEVER, dtype=np.int64)
+    first[: len(plain.first)] = plain.first
+    made = np.where(last == NEVER, 0, asked)
+    end = last.copy()
+    rows, tokens = _decoding(plain)
+    made[rows] = tokens
+    last[rows] = plain.now_ns
+    return Observed(
+        due_ns=due,
+        sent_ns=due.copy(),
+        first_ns=first,
+        last_ns=last,
+        end_ns=end,
+        outcome=np.where(end == NEVER, CENSORED, OK).astype(np.int8),
+        prompt_tokens=prompt,
+        asked_tokens=asked,
+        output_tokens=made,
+        first_tokens=(first != NEVER).astype(np.int64),
+        gaps=_gaps(plain.stretches()),
+        end_of_load_ns=plain.now_ns,
+    )
+
+
+def gauges(plain: Plain) -> dict[str, float]:
+    """The gauges as they stood when the last step ended."""
+    size = plain.config.block_size
+    rows, tokens = _decoding(plain)
+    _, prompt, _ = plain.columns()
+    held = int((-((1 - prompt[rows] - tokens) // size)).sum())
+    if plain.left:
+        held += -((plain.left - plain.prompt[plain.begun - 1]) // size)
+    total = plain.config.num_gpu_blocks - 1
+    waiting = float(plain.offered - plain.begun)
+    return {
+        "num_requests_running": float(len(rows) + bool(plain.left)),
+        "num_requests_waiting": waiting,
+        "num_requests_waiting_by_reason{capacity}": waiting,
+        "num_requests_waiting_by_reason{deferred}": 0.0,
+        "kv_cache_usage_perc": 1 - (total - held) / total,
+    }
+
+
+def count(plain: Plain, metrics: Metrics, over: bool) -> None:
+    """Add what has happened to `metrics`; `over`: what is unfinished is aborted now."""
+    due, prompt, asked = plain.columns()
+    started, first = len(plain.first), column(plain.first)
+    took, decodes, steps, at = plain.stretches().T
+    metrics.inter_token.observe_all(took, decodes * steps)
+    tokens = decodes.copy()
+    np.add.at(tokens, np.searchsorted(at, first), 1 + prompt[:started])
+    spoke = tokens > 0
+    metrics.iteration_tokens.observe_all(tokens[spoke], steps[spoke])
+    metrics.first_token.observe_all(first - due[:started])
+    metrics.prompt_tokens += int(prompt[:started].sum())
+    metrics.generated += int((decodes * steps).sum()) + started
+    if plain.config.enable_prefix_caching:
+        metrics.cache_queries += int(prompt[: plain.begun].sum())
+    n = plain.offered
+    last, scheduled, spoken = column(plain.last[:n]), *np.full((2, n), NEVER, dtype=np.int64)
+    scheduled[: plain.begun] = plain.scheduled
+    spoken[:started] = first
+    made = np.where(last == NEVER, 0, asked[:n])
+    rows, so_far = _decoding(plain)
+    made[rows] = so_far
+    none = np.zeros(n, dtype=np.int64)
+    for reason, chosen in (("length", last != NEVER), ("abort", (last == NEVER) & over)):
+        end = np.where(last == NEVER, plain.now_ns, last)
+        table = (due[:n], due[:n], scheduled, spoken, end, end, prompt[:n], made, asked[:n], none, none)
+        metrics.finished[reason] += int(chosen.sum())
+        metrics.ended_all(np.stack(table)[:, chosen])
+
+
+def unfinished(plain: Plain, from_ns: int, until_ns: int) -> int:
+    """How many requests due in [from_ns, until_ns) go on."""
+    due = plain.columns()[0]
+    low, high = np.searchsorted(due[: plain.offered], (from_ns, until_ns))
+    return plain.last[low:high].count(NEVER)
+
+
+def _decoding(plain: Plain) -> tuple[Ints, Ints]:
+    """The rows that decode, and how many tokens each has made."""
+    heap = column(sorted(plain.decodes)[:-1])
+    rows = heap & ROW_MASK
+    return rows, plain.columns()[2][rows] - ((heap >> ROW_BITS) - plain.steps)
+
+
+def _gaps(stretches: Ints) -> Gaps:
+    """Two entries for a stretch of several steps: only its last step may end past a boundary."""
+    took, decodes, steps, at = stretches.T
+    ns = np.repeat(took, 2)
+    counts = np.stack((decodes * (steps - 1), decodes)).T.ravel()
+    ends = np.stack((at - took, at)).T.ravel()
+    some = counts > 0
+    return Gaps(ns=ns[some], count=counts[some], at_ns=ends[some])
