@@ -55,7 +55,7 @@ def test_answers(arguments: list[str], code: int, says: str, capsys: pytest.Capt
         ([str(LOG), "--gpu", "H100"], 2, "--gpu and --context judge a model"),
         ([str(LOG), "--model", LLAMA, "--gpu", "H100"], 2, "a model is judged on a GPU"),
         ([str(LOG), "--prompt", "5"], 2, "--prompt and --output go together"),
-        ([str(LOG), "--workload", "/nope"], 3, "/nope cannot be read"),
+        ([str(LOG), "--workload", "/nope"], 3, "cannot read /nope"),
         (["--model", LLAMA], 2, "a model is judged on a GPU"),
         (["--model", LLAMA, "--gpu", "H9000"], 2, "no accelerator called 'H9000'"),
         (["--model", LLAMA, "--gpu", "H100", "--version", "new"], 2, "not a version of vLLM: 'new'"),

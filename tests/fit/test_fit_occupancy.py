@@ -1,6 +1,6 @@
-import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,8 +11,8 @@ from knee.core.requests import column
 from knee.fit.config import read_model
 from knee.fit.kv import Parallel, blocks_per_request, plan_kv
 from knee.fit.occupancy import blocks_of, percentile_tokens, tail, whole_blocks
-from knee.fit.traffic import drawn, read_trace, servable
-from knee.workload.spec import Lengths
+from knee.fit.traffic import drawn, read_traffic, servable
+from knee.workload.spec import Lengths, Workload
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 MODELS = Path(__file__).parents[1] / "data/models"
@@ -95,49 +95,33 @@ def test_requests_without_tokens_are_refused(prompt: list[int], output: list[int
 
 @pytest.mark.parametrize(
     ("name", "requests", "first"),
-    [
-        ("azure_llm_2023_code.csv", 8819, (4808, 10)),
-        ("azure_llm_2023_conv.csv", 19_366, (374, 44)),
-        ("mooncake_conversation_head.jsonl", 4000, (6758, 500)),
-    ],
+    [("azure_llm_2023_code.csv", 8819, (4808, 10)), ("mooncake_conversation_head.jsonl", 4000, (6758, 500))],
 )
 def test_public_traces_are_read(name: str, requests: int, first: tuple[int, int]) -> None:
-    found = read_trace(SHARED / "traces" / name)
+    found = read_traffic(SHARED / "traces" / name, SEED)
     assert len(found.prompt) == requests
     assert (int(found.prompt[0]), int(found.output[0])) == first
 
 
-def test_our_own_records_are_read(tmp_path: Path) -> None:
-    file = tmp_path / "records.jsonl"
-    file.write_text(
-        "".join(json.dumps({"prompt_tokens": n, "output_tokens": 2 * n}) + "\n\n" for n in (1, 2, 3))
-    )
-    found = read_trace(file)
-    assert found.prompt.tolist() == [1, 2, 3]
-    assert found.output.tolist() == [2, 4, 6]
+def test_a_saved_workload_is_drawn_from(tmp_path: Path) -> None:
+    workload = Workload(prompt_tokens=Lengths(kind="uniform", low=10, high=30), output_tokens=Lengths(mean=7))
+    file = tmp_path / "workload.json"
+    file.write_bytes(msgspec.json.encode(workload))
+    found = read_traffic(file, SEED)
+    assert len(found.prompt) == len(found.output) >= 10_000
+    assert float(found.prompt.mean()) == pytest.approx(20, abs=0.3)
+    assert set(found.output.tolist()) == {7}
+    assert read_traffic(file, SEED).prompt.tolist() == found.prompt.tolist()
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "holds no requests"),
-        (b"a,b\n1,2\n", r":2 has no token counts"),
-        (b'{"input_length": 5}\n', r":1 has no token counts"),
-        (b'{"input_length": 5, "output_length": "x"}\n', r":1 has no token counts"),
-        (b'{"input_length": 5, "output_length": -1}\n', r":1 has no token counts"),
-        (b'{"input_length": 5, "output_length": 1}\n{"input_le', r":2 is not JSON"),
-        (b"\xff\xfe\x00", "is not text"),
-    ],
-)
-def test_a_trace_that_cannot_be_read_is_refused_with_its_line(
-    tmp_path: Path, content: bytes, says: str
-) -> None:
+@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"\xff\xfe\x00", b"{}"])
+def test_a_file_without_requests_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "trace"
     file.write_bytes(content)
-    with pytest.raises(InputError, match=says):
-        read_trace(file)
-    with pytest.raises(InputError, match="cannot be read"):
-        read_trace(tmp_path / "nothing")
+    with pytest.raises(InputError):
+        read_traffic(file, SEED)
+    with pytest.raises(InputError, match="cannot read"):
+        read_traffic(tmp_path / "nothing", SEED)
 
 
 def test_drawn_lengths_and_what_can_be_served_of_them() -> None:

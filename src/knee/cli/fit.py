@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 SourceArgument = Annotated[str, typer.Argument(help="A start-up log, - for stdin, or a server's URL.")]
 P95Option = Annotated[float | None, typer.Option(help="p95 of a request's prompt plus output tokens.")]
-WorkloadOption = Annotated[Path | None, typer.Option(help="A trace (JSON lines or CSV) for lengths.")]
+WorkloadOption = Annotated[
+    Path | None, typer.Option(help="A trace in any known format, or a saved workload.")
+]
 PromptOption = Annotated[str, typer.Option(help="Prompt tokens instead of a trace: lognormal:600:0.8.")]
 OutputOption = Annotated[str, typer.Option(help="Output tokens, with --prompt.")]
 ModelOption = Annotated[
@@ -181,9 +183,9 @@ def _traffic(workload: Path | None, prompt: str, output: str) -> Traffic | None:
     if bool(prompt) != bool(output):
         raise UsageError("--prompt and --output go together", "--prompt lognormal:600:0.8 --output 200")
     if workload is not None:
-        from knee.fit.traffic import read_trace
+        from knee.fit.traffic import read_traffic
 
-        return read_trace(workload)
+        return read_traffic(workload, seed=5)
     if not prompt:
         return None
     from knee.fit.traffic import drawn

@@ -72,7 +72,7 @@ def judge(
         arithmetic=arithmetic(found),
         recommended=judged.recommended,
         tail=seen,
-        notes=(REFUSED.format(refused),) if refused else (),
+        notes=(*(traffic.notes if traffic else ()), *((REFUSED.format(refused),) if refused else ())),
     )
 
 

@@ -64,6 +64,10 @@ def _rows(answer: PlanAnswer) -> Iterator[tuple[str, ...]]:
         yield f"requests of {answer.tokens:,} tokens", _counts(answer.requests), answer.basis
     yield from _tail(answer)
     yield "max_num_seqs to set", f"{answer.recommended:,}", "pessimistic end, with margin"
+    yield from _speed(answer)
+
+
+def _speed(answer: PlanAnswer) -> Iterator[tuple[str, ...]]:
     roof = answer.roofline
     cost = f"{roof.step_ms:.3f} ms + {roof.prefill_token_ms:.5f} ms a prefill token"
     cost += f" + {roof.context_token_ms * 1e6:.2f} ns a token of context"

@@ -96,7 +96,7 @@ def answer_model(
             context=each,
         ),
         tail=found,
-        notes=_notes(shape, memory, each, options, refused),
+        notes=(*(traffic.notes if traffic else ()), *_notes(shape, memory, each, options, refused)),
     )
 
 
