@@ -314,3 +314,25 @@ def test_queue_limits_answer_503_as_recorded() -> None:
         page = ask(server.url, "/metrics").body.decode()
         assert 'vllm:admission_rejections_total{model_name="mock",reason="max_num_queued_reqs"} 1.0' in page
         assert 'vllm:num_requests_running{engine="0",model_name="mock"} 0.0' in page
+
+
+def test_known_openings_come_from_the_prefix_cache_until_it_is_reset() -> None:
+    engine = msgspec.structs.replace(QUICK, enable_prefix_caching=True)
+    config = MockConfig(engine=engine, enable_per_request_metrics=True, dev_mode=True)
+    with mock_server(config) as server:
+
+        def cached(prompt: str, **extra: object) -> int:
+            body = {"prompt": prompt, "max_tokens": 3, **extra}
+            usage = ask(server.url, "/v1/completions", body).document["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        opening = " ".join(["word"] * 70)
+        assert cached(opening + " one") == 0
+        assert cached(opening + " two") == 64
+        assert cached(opening + " two", cache_salt="mine") == 0
+        assert cached("other " + opening) == 0
+        page = ask(server.url, "/metrics").body.decode()
+        assert 'vllm:prefix_cache_hits_total{engine="0",model_name="mock"} 64.0' in page
+        assert 'source="device"} 64.0' in page
+        assert ask(server.url, "/reset_prefix_cache", b"").document == {"success": True}
+        assert cached(opening + " three") == 0
