@@ -47,8 +47,6 @@ class Plain:
         self.prompt: list[int] = []
         self.output: list[int] = []
         self.blocks: list[int] = []  # each request's blocks at its end
-        self.scheduled: list[int] = []
-        self.first: list[int] = []
         self.last: list[int] = []
         self.now_ns = 0
         self.steps = 0
@@ -58,8 +56,11 @@ class Plain:
         self.left = 0  # prompt tokens that the last row begun has still to compute
         self.committed = 0  # blocks of all that run, at their ends
         self.memory = config.num_gpu_blocks - int(config.watermark * config.num_gpu_blocks)
-        self._rows: list[int] = []
-        self._stretches: list[Ints] = [np.zeros((0, 4), dtype=np.int64)]
+        # Steps with prefill in them, as (ns, decodes, end, `begun` after it, `left` after it), flat; and stretches
+        # of steps without, as (ns a step, decodes, steps, end of the last).
+        self._mixed: list[int] = []
+        self._quiet: list[int] = []
+        self._told: list[tuple[Ints, Ints]] = [(column([]).reshape(-1, 5), column([]).reshape(-1, 4))]
 
     def advance(self, until_ns: int) -> None:
         """Run until the first step that ends at `until_ns` or later.
@@ -75,8 +76,9 @@ class Plain:
             self._draw()
         while self.due[self.offered] < self.now_ns:
             self.offered += 1
-        self._stretches.append(column(self._rows).reshape(-1, 4))
-        self._rows.clear()
+        self._told.append((column(self._mixed).reshape(-1, 5), column(self._quiet).reshape(-1, 4)))
+        self._mixed.clear()
+        self._quiet.clear()
 
     def columns(self) -> tuple[Ints, Ints, Ints]:
         """Due, prompt and output of every request drawn."""
@@ -91,10 +93,16 @@ class Plain:
         drawn = self._drawn[0]
         return drawn.due_ns, drawn.prompt_tokens, drawn.output_tokens
 
-    def stretches(self) -> Ints:
-        """A row for each stretch of like steps: ns a step, how many decode, how many steps, when they end."""
-        self._stretches = [np.concatenate(self._stretches)]
-        return self._stretches[0]
+    def told(self) -> tuple[Ints, Ints]:
+        """A row for each step with prefill in it, and one for each stretch of like steps without.
+
+        (ns, decodes, end, requests begun so far, tokens left of the last one's prefill), and (ns a step,
+        decodes, steps, end of the last).
+        """
+        self._told = [
+            (np.concatenate([m for m, _ in self._told]), np.concatenate([q for _, q in self._told]))
+        ]
+        return self._told[0]
 
     def _draw(self) -> None:
         drawn = next(self._schedule)
@@ -116,7 +124,7 @@ class Plain:
         fixed, per_seq, per_token = cost.fixed_ns, cost.per_seq_ns, cost.per_prefill_token_ns
         seats, all_tokens, memory = config.max_num_seqs, config.max_num_batched_tokens, self.memory
         due, prompt, output, blocks = self.due, self.prompt, self.output, self.blocks
-        first, last, heap, rows = self.first, self.last, self.decodes, self._rows
+        last, heap, mixed, quiet = self.last, self.decodes, self._mixed, self._quiet
         now, step, arrived, begun = self.now_ns, self.steps, self.offered, self.begun
         left, committed, decoding = self.left, self.committed, len(heap) - 1
         next_due, next_end = due[arrived], heap[0] >> ROW_BITS
@@ -125,7 +133,7 @@ class Plain:
                 arrived += 1
                 next_due = due[arrived]
             if left or (begun < arrived and decoding < seats):
-                budget, taking, before = all_tokens - decoding, decoding, begun
+                budget, taking = all_tokens - decoding, decoding
                 if left:  # the prefill that is unfinished goes on first
                     begun -= 1
                     committed -= blocks[begun]
@@ -143,14 +151,11 @@ class Plain:
                     begun += 1
                 if committed >= memory:
                     raise NotPlain
-                if before < begun:
-                    self.scheduled += [now] * (begun - before)
                 took = fixed + per_seq * taking + per_token * (all_tokens - decoding - budget)
                 now += took
                 step += 1
-                rows += (took, decoding, 1, now)
-                decoded, decoding = decoding, len(heap) - 1
-                first += [now] * (decoding - decoded)
+                mixed += (took, decoding, now, begun, left)
+                decoding = len(heap) - 1
             elif decoding:
                 took = fixed + per_seq * decoding
                 steps = next_end - step
@@ -160,7 +165,7 @@ class Plain:
                     steps = -(-within // took)
                 now += steps * took
                 step += steps
-                rows += (took, decoding, steps, now)
+                quiet += (took, decoding, steps, now)
             else:
                 now = min(until_ns, next_due)
                 continue

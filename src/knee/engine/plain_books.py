@@ -11,8 +11,8 @@ def observed(plain: Plain) -> Observed:
     """All there is to see now."""
     n = plain.offered
     due, prompt, asked = (part[:n] for part in plain.columns())
-    last, first = column(plain.last[:n]), np.full(n, NEVER, dtype=np.int64)
-    first[: len(plain.first)] = plain.first
+    last = column(plain.last[:n])
+    _, first = _begun_and_first(plain, n)
     made = np.where(last == NEVER, 0, asked)
     end = last.copy()
     rows, tokens = _decoding(plain)
@@ -29,7 +29,7 @@ def observed(plain: Plain) -> Observed:
         asked_tokens=asked,
         output_tokens=made,
         first_tokens=(first != NEVER).astype(np.int64),
-        gaps=_gaps(plain.stretches()),
+        gaps=_gaps(plain),
         end_of_load_ns=plain.now_ns,
     )
 
@@ -56,29 +56,30 @@ def gauges(plain: Plain) -> dict[str, float]:
 def count(plain: Plain, metrics: Metrics, over: bool) -> None:
     """Add what has happened to `metrics`; `over`: what is unfinished is aborted now."""
     due, prompt, asked = plain.columns()
-    started, first = len(plain.first), column(plain.first)
-    took, decodes, steps, at = plain.stretches().T
-    metrics.inter_token.observe_all(took, decodes * steps)
+    n = plain.offered
+    scheduled, first = _begun_and_first(plain, n)
+    spoken = first != NEVER
+    mixed, quiet = plain.told()
+    took, decodes, at = mixed[:, 0], mixed[:, 1], mixed[:, 2]
+    metrics.inter_token.observe_all(took, decodes)
+    metrics.inter_token.observe_all(quiet[:, 0], quiet[:, 1] * quiet[:, 2])
     tokens = decodes.copy()
-    np.add.at(tokens, np.searchsorted(at, first), 1 + prompt[:started])
-    spoke = tokens > 0
-    metrics.iteration_tokens.observe_all(tokens[spoke], steps[spoke])
-    metrics.first_token.observe_all(first - due[:started])
-    metrics.prompt_tokens += int(prompt[:started].sum())
-    metrics.generated += int((decodes * steps).sum()) + started
+    np.add.at(tokens, np.searchsorted(at, first[spoken]), 1 + prompt[:n][spoken])
+    metrics.iteration_tokens.observe_all(tokens[tokens > 0])
+    metrics.iteration_tokens.observe_all(quiet[:, 1], quiet[:, 2])
+    metrics.first_token.observe_all((first - due[:n])[spoken])
+    metrics.prompt_tokens += int(prompt[:n][spoken].sum())
+    metrics.generated += int(decodes.sum() + (quiet[:, 1] * quiet[:, 2]).sum() + spoken.sum())
     if plain.config.enable_prefix_caching:
         metrics.cache_queries += int(prompt[: plain.begun].sum())
-    n = plain.offered
-    last, scheduled, spoken = column(plain.last[:n]), *np.full((2, n), NEVER, dtype=np.int64)
-    scheduled[: plain.begun] = plain.scheduled
-    spoken[:started] = first
+    last = column(plain.last[:n])
     made = np.where(last == NEVER, 0, asked[:n])
     rows, so_far = _decoding(plain)
     made[rows] = so_far
     none = np.zeros(n, dtype=np.int64)
     for reason, chosen in (("length", last != NEVER), ("abort", (last == NEVER) & over)):
         end = np.where(last == NEVER, plain.now_ns, last)
-        table = (due[:n], due[:n], scheduled, spoken, end, end, prompt[:n], made, asked[:n], none, none)
+        table = (due[:n], due[:n], scheduled, first, end, end, prompt[:n], made, asked[:n], none, none)
         metrics.finished[reason] += int(chosen.sum())
         metrics.ended_all(np.stack(table)[:, chosen])
 
@@ -97,11 +98,24 @@ def _decoding(plain: Plain) -> tuple[Ints, Ints]:
     return rows, plain.columns()[2][rows] - ((heap >> ROW_BITS) - plain.steps)
 
 
-def _gaps(stretches: Ints) -> Gaps:
+def _begun_and_first(plain: Plain, n: int) -> tuple[Ints, Ints]:
+    """When each of the first `n` requests was scheduled, and when it had its first token."""
+    mixed, _ = plain.told()
+    took, _, at, begun, left = mixed.T
+    scheduled, first = np.full((2, n), NEVER, dtype=np.int64)
+    scheduled[: plain.begun] = np.repeat(at - took, np.diff(begun, prepend=0))
+    computed = begun - (left > 0)
+    first[: plain.begun - (plain.left > 0)] = np.repeat(at, np.diff(computed, prepend=0))
+    return scheduled, first
+
+
+def _gaps(plain: Plain) -> Gaps:
     """Two entries for a stretch of several steps: only its last step may end past a boundary."""
-    took, decodes, steps, at = stretches.T
-    ns = np.repeat(took, 2)
-    counts = np.stack((decodes * (steps - 1), decodes)).T.ravel()
-    ends = np.stack((at - took, at)).T.ravel()
-    some = counts > 0
-    return Gaps(ns=ns[some], count=counts[some], at_ns=ends[some])
+    mixed, quiet = plain.told()
+    took, decodes, steps, at = quiet.T
+    ns = np.concatenate((mixed[:, 0], took, took))
+    counts = np.concatenate((mixed[:, 1], decodes * (steps - 1), decodes))
+    ends = np.concatenate((mixed[:, 2], at - took, at))
+    order = np.argsort(ends, kind="stable")
+    order = order[counts[order] > 0]
+    return Gaps(ns=ns[order], count=counts[order], at_ns=ends[order])
