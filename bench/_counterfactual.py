@@ -234,7 +234,7 @@ def truth_of(gains: dict[Limit, float]) -> Limit | None:
 def apply(server: Server, move: Move) -> Server | None:
     """The server after the move; None where the simulator has no such flag."""
     config = server.config
-    if move.flag in ("max_num_seqs", "max_num_batched_tokens"):
+    if move.flag in ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"):
         changed = replace(config, **{move.flag: int(move.to)})
         if changed.max_num_batched_tokens < changed.max_num_seqs:
             return None

@@ -8,6 +8,11 @@ from knee.core.slo import parse_slo
 from knee.diagnose.diagnose import diagnose
 from knee.diagnose.facts import Facts
 from knee.diagnose.verdict import Diagnosis
+from knee.engine.config import REFERENCE
+from knee.measure.simulated import SimulatedTarget
+from knee.measure.target import Offer
+from knee.metrics.window import mean
+from knee.workload.spec import Lengths, Workload
 
 
 def found(d: Diagnosis) -> set[str]:
@@ -352,6 +357,19 @@ def test_case_40_preemptions_by_reason_are_counted_once() -> None:
     d = diagnose(world([30, 30], [5, 5], [0.97, 0.98], counters=counters))
     assert d.limit == "kv_memory"
     assert next(f.value for f in d.findings if f.name == "preemptions") == 40
+
+
+def test_case_41_a_simulated_server_s_ttft_includes_its_queue() -> None:
+    """llm-d-inference-sim#266: TTFT configured 4 s, metric 6.5 s, real waits of 10 s to 3 min under load."""
+    target = SimulatedTarget(REFERENCE)
+    lengths = Workload(prompt_tokens=Lengths(mean=1000), output_tokens=Lengths(mean=200))
+    offer = Offer(workload=lengths, rate=24, seed=5, warmup_ns=10**10, window_ns=6 * 10**10, drain_ns=0)
+    engine = next(iter((target.measure(offer).window or world()).engines.values()))
+    ttft, queue = (
+        engine.histograms[name] for name in ("time_to_first_token_seconds", "request_queue_time_seconds")
+    )
+    assert (mean(queue) or 0) > 3
+    assert (mean(ttft) or 0) > (mean(queue) or 0)
 
 
 def test_case_43_not_even_one_request_meets_the_objective() -> None:

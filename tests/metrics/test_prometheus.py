@@ -1,5 +1,6 @@
 """A real Prometheus that scrapes our simulated server gives the same verdict as the server itself."""
 
+import json
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 from tests.raw_server import read_request, serving
 
+from knee.cli.main import run
 from knee.core.clock import ManualClock, RealClock
 from knee.core.errors import TargetError, UsageError
 from knee.http1.client import fetch
@@ -71,7 +73,9 @@ def ask(url: str, count: int) -> None:
 
 
 @needs_prometheus
-def test_a_real_prometheus_tells_what_the_server_tells(tmp_path: Path) -> None:
+def test_a_real_prometheus_tells_what_the_server_tells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with mock_server(MockConfig(speed=50)) as one, mock_server(MockConfig(speed=50)) as two:
         places = [server.url.removeprefix("http://") for server in (one, two)]
         with prometheus(tmp_path, places) as url:
@@ -80,6 +84,10 @@ def test_a_real_prometheus_tells_what_the_server_tells(tmp_path: Path) -> None:
             time.sleep(2.5)
             snapshots = query_range(url, '{job="vllm"}', 30, RealClock(), step_s=1)
             truth = parse_page(fetch(f"{one.url}/metrics").body.decode(), 0).engines["0"]
+            told = run(
+                ["diagnose", "--prometheus", url, "--selector", 'job="vllm"', "--since", "30s", "--json"]
+            )
+            verdict = json.loads(capsys.readouterr().out)
             with pytest.raises(TargetError, match="no vLLM series") as caught:
                 query_range(url, 'job="other"', 30, RealClock())
             assert "vllm" in caught.value.hint
@@ -97,6 +105,7 @@ def test_a_real_prometheus_tells_what_the_server_tells(tmp_path: Path) -> None:
     assert busy.info["kv_cache_size_tokens"] == truth.info["kv_cache_size_tokens"]
     assert whole.engines[f"{places[1]}#0"].counters["generation_tokens"] == 0
     assert not busy.reset
+    assert (told, verdict["answer"], verdict["engines"]) == (0, "not bound", 2)
 
 
 def saying(body: bytes) -> Callable[[socket.socket, int], None]:

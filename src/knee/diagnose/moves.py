@@ -9,6 +9,12 @@ STEP_TARGET_S = 0.2
 """Without an ITL objective, a step should take no longer: the bound on time between tokens that Sarathi-Serve
 uses by default (Agrawal et al., OSDI 2024)."""
 
+AIM = 0.85
+"""Aim this far below an objective: estimates are means, and prompts come in bunches."""
+
+HEADROOM = 1.3
+"""Steps must carry this many times the prompt tokens that come."""
+
 MOST_AT_ONCE = 4
 """A flag moves by at most this factor between two measurements."""
 
@@ -120,35 +126,58 @@ def raise_budget(s: Signals) -> Move | None:
 
 
 def lower_budget(s: Signals) -> Move | None:
-    """Shorten the steps that carry prompts: the gap between tokens is about budget / prefill rate."""
+    """Shorten the steps that carry prompts: to the time they may take, over that of a prompt token.
+
+    max_num_batched_tokens cannot go below max_num_seqs (vLLM refuses); below that,
+    long_prefill_token_threshold caps one prompt's share of a step. None where steps that short could not
+    carry the prompts that come: then one objective is only traded for the other.
+    """
     target_s = s.facts.bound_s("itl") or s.facts.bound_s("tpot") or STEP_TARGET_S
-    budget = s.budget
-    rate = prefill_speed(s)
-    if rate is None:
+    budget, base_s, token_s = s.budget, step_base_s(s), prompt_token_s(s)
+    if token_s is None or target_s <= base_s:
         return None
-    floor = max(64, s.cap or 0)
-    to = max(floor, 2 ** math.floor(math.log2(max(64.0, rate * target_s))))
-    if budget is not None and to >= budget:
-        to = max(floor, budget / 2)
-        if to >= budget:
-            return None
+    tokens = (AIM * target_s - base_s) / token_s
+    carried = HEADROOM * (s.prefill_rate or 0.0) * AIM * target_s
+    if tokens < 1 or (s.facts.bound_s("ttft") is not None and carried > 1.5 * tokens):
+        return None
+    tokens = max(tokens, carried) if s.facts.bound_s("ttft") is not None else tokens
+    to = math.floor(tokens) if tokens < 32 else math.floor(tokens / 32) * 32
+    capped = s.cap is not None and to < s.cap
+    if not capped and budget is not None and to >= budget:
+        return None
     return Move(
-        flag="max_num_batched_tokens",
-        current=_text(budget),
+        flag="long_prefill_token_threshold" if capped else "max_num_batched_tokens",
+        current=s.facts.flags.get("long_prefill_token_threshold", "") if capped else _text(budget),
         to=str(int(to)),
-        arithmetic=f"{rate:,.0f} prompt tokens/s x {target_s * 1000:.0f} ms a step = {rate * target_s:,.0f}",
+        arithmetic=f"({AIM * target_s * 1000:.0f} ms a step - {base_s * 1000:.1f} ms without prompts) "
+        f"/ {token_s * 1e6:.1f} us a prompt token = {tokens:,.0f}",
         effect="steps that carry prompts get shorter, and with them the longest gaps between tokens",
         price="prompts take more steps: time to first token grows for long ones",
     )
 
 
-def prefill_speed(s: Signals) -> float | None:
-    """Prompt tokens per second of a step that prefills: budget over the longest common step, or the mean."""
-    if s.budget is not None and s.itl_p99 is not None and s.itl_p99.high is not None and s.itl_p99.low > 0:
-        return s.budget / s.itl_p99.high
+def step_base_s(s: Signals) -> float:
+    """What a step without prompts takes: the median gap between tokens, 0 where it is not known."""
+    if s.itl_p50_s is not None:
+        return s.itl_p50_s
+    return s.facts.light_itl_s or (s.itl_p50.low if s.itl_p50 is not None else 0.0)
+
+
+def prompt_token_s(s: Signals) -> float | None:
+    """What one prompt token adds to a step.
+
+    From the mean prefill, which takes one step for every budget's worth of prompt; else from the longest
+    common step, taken as full.
+    """
     if s.prompt_tokens and s.prefill_s:
-        return s.prompt_tokens / s.prefill_s
-    return s.prefill_rate
+        computed = max(1.0, s.prompt_tokens * (1 - (s.cached_share or 0.0)))
+        steps = math.ceil(computed / s.budget) if s.budget else 1
+        beyond = s.prefill_s - steps * step_base_s(s)
+        if beyond > 0:
+            return beyond / computed
+    if s.budget is not None and s.itl_p99 is not None and s.itl_p99.high is not None:
+        return s.itl_p99.high / s.budget
+    return None
 
 
 def more_api_servers(s: Signals) -> Move:

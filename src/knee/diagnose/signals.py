@@ -72,6 +72,12 @@ class Signals(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, self.ttft_s - max(self.queue_s, waits) - self.prefill_s)
 
     @property
+    def itl_p50_s(self) -> float | None:
+        """p50 of the gap between tokens as a client saw it; None without one."""
+        point = self.facts.point
+        return point.itl_ms.p50 / 1000 if point is not None and point.itl_ms.p50 else None
+
+    @property
     def itl_p99_s(self) -> float | None:
         """p99 of the gap between tokens as a client saw it; None without one."""
         point = self.facts.point

@@ -122,13 +122,11 @@ def saturated(s: Signals) -> bool:
     """Whether a larger batch is no help: it hardly serves more, or its steps break the ITL objective."""
     if s.batch_gain is not None and s.batch_gain < WORTH:
         return True
-    bound, light, p99 = s.facts.bound_s("itl"), s.facts.light_itl_s, s.itl_p99_s
-    return (
-        bound is not None
-        and light is not None
-        and p99 is not None
-        and light + 2 * (p99 - light) > OVER * bound
-    )
+    bound, light, p50, p99 = s.facts.bound_s("itl"), s.facts.light_itl_s, s.itl_p50_s, s.itl_p99_s
+    if bound is None or light is None or p50 is None or p99 is None:
+        return False
+    # The batch's share of a step doubles; what prompts add to the longest steps stays.
+    return light + 2 * (p50 - light) + (p99 - p50) > OVER * bound
 
 
 def kv_memory(s: Signals) -> Binding | None:
@@ -166,7 +164,14 @@ def kv_memory(s: Signals) -> Binding | None:
         )
     room = [move for move in (fp8_kv(s), more_memory(s)) if move]
     fewer = lower_max_num_seqs(s) if preempts else None
-    thrashing = fewer is not None and (per_request is None or per_request >= THRASHING)
+    # Fewer at once stops the work that is done twice, but what no longer runs waits: against an objective on
+    # the first token, more room is what raises the knee.
+    waiting_matters = s.facts.point is not None and (
+        s.facts.breaks("ttft", "e2e") or not s.facts.breaks("itl", "tpot")
+    )
+    thrashing = (
+        fewer is not None and not waiting_matters and (per_request is None or per_request >= THRASHING)
+    )
     moves = [fewer, *room] if thrashing else [*room, fewer]
     return Binding(
         limit="kv_memory",
