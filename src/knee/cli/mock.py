@@ -2,130 +2,118 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from knee.cli import engine_options as engine
 from knee.cli.app import log
+from knee.core.errors import InputError
+
+if TYPE_CHECKING:
+    from knee.mock.config import MockConfig
+
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")]
+Model = Annotated[str, typer.Option("--model", "--served-model-name", help="Name of the model.")]
+Version = Annotated[str, typer.Option(help="vLLM version to look like, 0.8.0 or later.")]
+Speed = Annotated[float, typer.Option(help="Divide every cost by this.")]
+StreamInterval = Annotated[int, typer.Option(help="Tokens a streamed chunk waits for.")]
+Eager = Annotated[bool, typer.Option(help="Leave compilation out of the start-up.")]
+ShutdownTimeout = Annotated[int, typer.Option(help="Seconds to drain after SIGTERM; 0 aborts at once.")]
+StartupSeconds = Annotated[float, typer.Option(help="How long the port stays closed.")]
+LoadTracking = Annotated[bool, typer.Option(help="Let /load count.")]
+IdHeaders = Annotated[bool, typer.Option(help="Answer with X-Request-Id.")]
+Timings = Annotated[bool, typer.Option(help="Answer with timings.")]
+DevMode = Annotated[bool, typer.Option(help="Serve /server_info and /reset_prefix_cache.")]
+EosAfter = Annotated[int, typer.Option(help="The model ends an answer after this many tokens; 0 never.")]
+Seed = Annotated[int, typer.Option(help="Seed of the texts.")]
+Faults = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="KIND[=VALUE][@START[+LENGTH]], may be repeated: slow=3@10s+5s, stall, crash, dead, cut=5, "
+        "metrics-latency=2s, metrics-version=0.10.0."
+    ),
+]
+AccessLog = Annotated[bool, typer.Option(help="Log every answered request.")]
+LogFile = Annotated[Path | None, typer.Option("--log", help="Write the server's log here instead of stderr.")]
 
 
 def mock(
     *,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    model: Annotated[str, typer.Option("--model", "--served-model-name", help="Name of the model.")] = "mock",
-    version: Annotated[str, typer.Option(help="vLLM version to look like, 0.8.0 or later.")] = "0.32.0",
-    step_ms: Annotated[float, typer.Option(help="Fixed part of a step, ms.")] = 7.0,
-    seq_ms: Annotated[float, typer.Option(help="Per sequence in a step, ms.")] = 0.10,
-    prefill_token_ms: Annotated[float, typer.Option(help="Per prefill token in a step, ms.")] = 0.018,
-    context_token_ms: Annotated[float, typer.Option(help="Per token of context read in a step, ms.")] = 0.0,
-    speed: Annotated[float, typer.Option(help="Divide every cost by this.")] = 1.0,
-    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = 128,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Token budget of a step.")] = 4096,
-    max_model_len: Annotated[int, typer.Option(help="Longest prompt and output together.")] = 8192,
-    num_gpu_blocks: Annotated[
-        int, typer.Option("--num-gpu-blocks-override", help="KV blocks, the null block included.")
-    ] = 65_537,
-    block_size: Annotated[int, typer.Option(help="Tokens a KV block holds.")] = 16,
-    enable_prefix_caching: Annotated[bool, typer.Option(help="Keep KV blocks of known prompts.")] = True,
-    long_prefill_token_threshold: Annotated[
-        int, typer.Option(help="Most prefill tokens a request gets a step.")
-    ] = 0,
-    watermark: Annotated[float, typer.Option(help="Share of KV blocks kept free on admission.")] = 0.0,
-    scheduling_policy: Annotated[
-        Literal["fcfs", "priority"], typer.Option(help="Order of waiting requests.")
-    ] = "fcfs",
-    max_num_queued_reqs: Annotated[
-        int | None, typer.Option(help="Refuse requests (503) when this many are unfinished.")
-    ] = None,
-    max_num_queued_tokens: Annotated[
-        int | None, typer.Option(help="Refuse requests (503) when this many prompt tokens wait.")
-    ] = None,
-    stream_interval: Annotated[int, typer.Option(help="Tokens a streamed chunk waits for.")] = 1,
-    enforce_eager: Annotated[bool, typer.Option(help="Leave compilation out of the start-up.")] = False,
-    shutdown_timeout: Annotated[
-        int, typer.Option(help="Seconds to drain after SIGTERM; 0 aborts at once.")
-    ] = 0,
-    startup_seconds: Annotated[float, typer.Option(help="How long the port stays closed.")] = 0.0,
-    enable_server_load_tracking: Annotated[bool, typer.Option(help="Let /load count.")] = False,
-    enable_request_id_headers: Annotated[bool, typer.Option(help="Answer with X-Request-Id.")] = False,
-    enable_per_request_metrics: Annotated[bool, typer.Option(help="Answer with timings.")] = False,
-    dev_mode: Annotated[
-        bool, typer.Option(help="Serve /server_info and /reset_prefix_cache (VLLM_SERVER_DEV_MODE=1).")
-    ] = False,
-    eos_after: Annotated[
-        int, typer.Option(help="The model ends an answer after this many tokens; 0 never does.")
-    ] = 512,
-    seed: Annotated[int, typer.Option(help="Seed of the texts.")] = 0,
-    fault: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="KIND[=VALUE][@START[+LENGTH]], may be repeated: slow=3@10s+5s, stall, crash, dead, "
-            "cut=5, metrics-latency=2s, metrics-version=0.10.0."
-        ),
-    ] = None,
-    access_log: Annotated[bool, typer.Option(help="Log every answered request.")] = False,
-    log_file: Annotated[
-        Path | None, typer.Option("--log", help="Write the server's log here instead of stderr.")
-    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    model: Model = "mock",
+    version: Version = "0.32.0",
+    step_ms: engine.StepMs = 7.0,
+    seq_ms: engine.SeqMs = 0.10,
+    prefill_token_ms: engine.PrefillTokenMs = 0.018,
+    context_token_ms: engine.ContextTokenMs = 0.0,
+    speed: Speed = 1.0,
+    max_num_seqs: engine.MaxNumSeqs = 128,
+    max_num_batched_tokens: engine.MaxNumBatchedTokens = 4096,
+    max_model_len: engine.MaxModelLen = 8192,
+    num_gpu_blocks: engine.NumGpuBlocks = 65_537,
+    block_size: engine.BlockSize = 16,
+    enable_prefix_caching: engine.PrefixCaching = True,
+    long_prefill_token_threshold: engine.LongPrefill = 0,
+    watermark: engine.Watermark = 0.0,
+    scheduling_policy: engine.Scheduling = "fcfs",
+    max_num_queued_reqs: engine.MaxQueuedReqs = None,
+    max_num_queued_tokens: engine.MaxQueuedTokens = None,
+    stream_interval: StreamInterval = 1,
+    enforce_eager: Eager = False,
+    shutdown_timeout: ShutdownTimeout = 0,
+    startup_seconds: StartupSeconds = 0.0,
+    enable_server_load_tracking: LoadTracking = False,
+    enable_request_id_headers: IdHeaders = False,
+    enable_per_request_metrics: Timings = False,
+    dev_mode: DevMode = False,
+    eos_after: EosAfter = 512,
+    seed: Seed = 0,
+    fault: Faults = None,
+    access_log: AccessLog = False,
+    log_file: LogFile = None,
 ) -> int:
     """Run a simulated vLLM server until Ctrl-C or SIGTERM.
 
     It answers in vLLM's words at the pace of a simulated engine (7 ms a step, 0.10 ms a sequence, 0.018 ms a
     prefill token unless told otherwise). When the port is open, "ready" and the address stand on stderr.
-    """  # fmt: skip
-    from knee.core.errors import InputError
-    from knee.core.units import NS_PER_MS, s_to_ns
-    from knee.engine.config import EngineConfig, StepCost
+    """
+    return _serve(_config(locals()), host, port, log_file)
+
+
+def _config(flags: dict[str, Any]) -> "MockConfig":
+    """The server that the command's parameters describe, by their names."""
+    import msgspec
+
+    from knee.core.units import s_to_ns
     from knee.mock.config import MockConfig
     from knee.mock.faults import parse_fault
+
+    named = {field.name for field in msgspec.structs.fields(MockConfig)} & flags.keys()
+    return MockConfig(
+        engine=engine.engine_from(flags),
+        startup_ns=s_to_ns(flags["startup_seconds"]),
+        faults=tuple(parse_fault(text) for text in flags["fault"] or ()),
+        **{name: flags[name] for name in sorted(named)},
+    ).checked()
+
+
+def _serve(config: "MockConfig", host: str, port: int, log_file: Path | None) -> int:
     from knee.mock.serving import serve_until_stopped
 
-    engine = EngineConfig(
-        step_cost=StepCost(
-            fixed_ns=round(step_ms * NS_PER_MS),
-            per_seq_ns=round(seq_ms * NS_PER_MS),
-            per_prefill_token_ns=round(prefill_token_ms * NS_PER_MS),
-            per_context_token_ns=round(context_token_ms * NS_PER_MS),
-        ),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        num_gpu_blocks=num_gpu_blocks,
-        block_size=block_size,
-        enable_prefix_caching=enable_prefix_caching,
-        long_prefill_token_threshold=long_prefill_token_threshold,
-        watermark=watermark,
-        scheduling_policy=scheduling_policy,
-        max_num_queued_reqs=max_num_queued_reqs,
-        max_num_queued_tokens=max_num_queued_tokens,
-        version=version,
-    )
-    config = MockConfig(
-        engine=engine,
-        model=model,
-        speed=speed,
-        seed=seed,
-        eos_after=eos_after,
-        startup_ns=s_to_ns(startup_seconds),
-        shutdown_timeout=shutdown_timeout,
-        stream_interval=stream_interval,
-        enforce_eager=enforce_eager,
-        enable_server_load_tracking=enable_server_load_tracking,
-        enable_request_id_headers=enable_request_id_headers,
-        enable_per_request_metrics=enable_per_request_metrics,
-        dev_mode=dev_mode,
-        access_log=access_log,
-        faults=tuple(parse_fault(text) for text in fault or ()),
-    ).checked()
+    def serve(out: TextIO) -> int:
+        ready = f"(simulated vLLM {config.version})"
+        return serve_until_stopped(
+            config, host, port, log=out, opened=lambda url: log(f"ready: {url} {ready}")
+        )
+
+    if log_file is None:
+        return serve(sys.stderr)
     try:
-        out = log_file.open("a", buffering=1) if log_file is not None else sys.stderr
+        out = log_file.open("a", buffering=1)
     except OSError as error:
         raise InputError(f"cannot write the log to {log_file}: {error.strerror}") from error
-    try:
-        return serve_until_stopped(
-            config, host, port, log=out, opened=lambda url: log(f"ready: {url} (simulated vLLM {version})")
-        )
-    finally:
-        if log_file is not None:
-            out.close()
+    with out:
+        return serve(out)
