@@ -1,5 +1,6 @@
 """The books balance whatever happens, and nobody waits or runs beyond a bound."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,8 +9,14 @@ from knee.policy.admission import Admission, Limits, Ticket
 S = 1_000_000_000
 MS = 1_000_000
 
+
+def built(burst: int | None, drain_rate: float | None, **more: int) -> Limits:
+    return Limits(burst=burst if drain_rate else None, drain_rate=drain_rate, **more)
+
+
 limits = st.builds(
-    Limits,
+    built,
+    burst=st.none() | st.integers(1, 4),
     max_in_flight=st.integers(1, 5),
     max_queue=st.integers(0, 4),
     queue_deadline_ns=st.integers(0, 50),
@@ -18,7 +25,9 @@ limits = st.builds(
 )
 events = st.lists(
     st.tuples(
-        st.sampled_from(["arrive", "arrive", "close", "resize"]), st.integers(0, 40), st.integers(0, 9)
+        st.sampled_from(["arrive", "arrive", "close", "resize", "advance"]),
+        st.integers(0, 40),
+        st.integers(0, 9),
     ),
     max_size=120,
 )
@@ -48,6 +57,8 @@ def test_the_books_balance_and_the_bounds_hold(
             replicas = pick % 4
             for changed in admission.resize(replicas, now):
                 assert changed.state in ("admitted", "expired")
+        elif kind == "advance":
+            admission.advance(now)
         states = [ticket.state for ticket in tickets]
         assert admission.arrived == len(tickets)
         assert admission.in_flight == states.count("admitted") >= 0
@@ -56,8 +67,12 @@ def test_the_books_balance_and_the_bounds_hold(
             assert admission.ended[state] == states.count(state)
         # A smaller fleet drains what it has; it is never given more.
         assert admission.in_flight <= max(before, given_limits.max_in_flight * replicas)
-        # Nobody waits while there is room.
-        assert not (admission.queued and admission.in_flight < admission.capacity)
+        # Nobody waits while there is room, unless the pace holds them back, and then not for ever.
+        if admission.queued and admission.in_flight < admission.capacity:
+            wake_ns = admission.wake_ns(now)
+            assert given_limits.burst is not None
+            assert wake_ns is not None
+            assert wake_ns >= now
         wait_s = admission.retry_after_s(now)
         assert wait_s is None or 1 <= wait_s <= 30
     for ticket in tickets:
@@ -164,3 +179,45 @@ def test_a_hung_fleet_is_not_expected_to_drain_at_the_rate_of_its_knee() -> None
     )
     admission.arrive(0)
     assert admission.retry_after_s(11 * S) == 30
+
+
+def test_a_crowd_at_an_idle_fleet_enters_at_the_pace_and_steady_traffic_does_not_notice() -> None:
+    paced = Limits(max_in_flight=100, max_queue=100, queue_deadline_ns=10 * S, drain_rate=10.0, burst=5)
+    admission = Admission(paced, replicas=1)
+    crowd = [admission.arrive(0) for _ in range(50)]
+    assert admission.in_flight == 5
+    woken = 0
+    for _ in range(20):
+        at = admission.wake_ns(woken)
+        assert at is not None
+        assert at - woken == pytest.approx(S / 10, abs=2)  # ten a second, one after the other
+        woken = at
+        assert [ticket.state for ticket in admission.advance(woken)] == ["admitted"]
+    assert admission.in_flight == 25
+    for ticket in crowd[:20]:  # what ends makes room at once, however many end together
+        admission.close(ticket, woken)
+    assert admission.in_flight == 25
+    assert admission.queued == 5
+
+
+def test_a_replica_that_joins_brings_its_share_of_the_burst() -> None:
+    paced = Limits(max_in_flight=100, max_queue=50, queue_deadline_ns=10 * S, drain_rate=1.0, burst=5)
+    admission = Admission(paced, replicas=1)
+    for _ in range(20):
+        admission.arrive(0)
+    assert admission.in_flight == 5
+    admission.resize(3, 0)
+    assert admission.in_flight == 15
+
+
+def test_turning_away_agrees_with_arriving() -> None:
+    for burst in (None, 1):
+        admission = Admission(
+            Limits(max_in_flight=2, max_queue=0, queue_deadline_ns=0, drain_rate=1.0, burst=burst), replicas=1
+        )
+        for _ in range(4):
+            turned_away = admission.turn_away(0)
+            assert turned_away == (admission.in_flight >= (burst or 2))
+            if not turned_away:
+                assert admission.arrive(0).state == "admitted"
+        assert admission.arrived == sum(admission.ended.values()) + admission.in_flight

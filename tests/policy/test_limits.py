@@ -53,6 +53,7 @@ def test_little_plus_twice_the_swing() -> None:
     assert limits.queue_deadline_ns == 300 * MS  # half of 1 s - 400 ms
     assert limits.max_queue == 4  # 16/s x 0.3 s, rounded down
     assert limits.drain_rate == 16.0
+    assert limits.burst == 8  # 16/s x half of 1 s
 
 
 def test_no_slack_means_no_queue() -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from knee.policy.drain import DrainRate, retry_after_s
+from knee.policy.pace import Pace
 
 State = Literal["admitted", "queued", "done", "left", "expired", "shed"]
 
@@ -22,7 +23,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_in_flight` and `max_queue` count requests, `queue_deadline_ns` bounds the wait for a place while a
     replica is ready, `ready_wait_ns` the wait for any replica to become ready. `drain_rate` (requests/s, one
-    replica) is what a knee promises before anything has been seen.
+    replica) is what a knee promises before anything has been seen. With a `burst`, requests in flight become
+    more by so many at once and then by `drain_rate` a second, not faster (see `policy.pace`).
     """
 
     max_in_flight: int
@@ -30,10 +32,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     queue_deadline_ns: int
     ready_wait_ns: int = 30_000_000_000
     drain_rate: float | None = None
+    burst: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_in_flight < 1 or self.max_queue < 0 or self.queue_deadline_ns < 0:
             raise ValueError(f"limits must be positive: {self}")
+        if self.burst is not None and (self.burst < 1 or not self.drain_rate):
+            raise ValueError(f"a burst is at least 1 and goes with a drain rate: {self}")
 
 
 class Ticket:
@@ -59,6 +64,9 @@ class Admission:
         self.ended: Counter[State] = Counter()
         self._queue: dict[Ticket, None] = {}
         self._drain = DrainRate(limits.drain_rate)
+        self._pace = (
+            Pace(limits.burst, limits.drain_rate, replicas) if limits.burst and limits.drain_rate else None
+        )
 
     @property
     def capacity(self) -> int:
@@ -75,7 +83,7 @@ class Admission:
         self.arrived += 1
         alone = self.replicas == 0
         ticket = Ticket("queued", now_ns, now_ns + self._patience_ns(), no_replica=alone)
-        if not self._queue and self.in_flight < self.capacity:
+        if not self._queue and self._may_begin(now_ns):
             self._admit(ticket, now_ns)
         elif len(self._queue) < self._queue_bound() and ticket.deadline_ns > now_ns:
             self._queue[ticket] = None
@@ -86,7 +94,8 @@ class Admission:
     def turn_away(self, now_ns: int, full: bool = False) -> bool:
         """Whether a request that arrives now is refused (always, where `full`); if so it has been counted."""
         patient = self._patience_ns() > 0 and len(self._queue) < self._queue_bound()
-        if not full and (patient or self.in_flight < self.capacity):
+        room = self.in_flight < self.capacity and not self._queue and self._pace_ns(now_ns) == now_ns
+        if not full and (patient or room):
             return False
         self.arrived += 1
         self._end(Ticket("queued", now_ns, now_ns, no_replica=self.replicas == 0), "shed")
@@ -104,12 +113,24 @@ class Admission:
         self.in_flight -= 1
         self._end(ticket, "done")
         self._drain.note(now_ns, self.in_flight >= self.capacity, finished=1)
+        if self._pace is not None:
+            self._pace.give_back(now_ns)
         return self._fill(now_ns)
 
     def resize(self, replicas: int, now_ns: int) -> list[Ticket]:
         """`replicas` are ready from now on; the queued tickets whose state changed because of it."""
         self.replicas = replicas
+        if self._pace is not None:
+            self._pace.scale(replicas, now_ns)
         self._drain.note(now_ns, self.in_flight >= self.capacity)
+        return self._fill(now_ns)
+
+    def wake_ns(self, now_ns: int) -> int | None:
+        """When to call `advance`: the pace then no longer holds a queued request back; None for never."""
+        return self._pace_ns(now_ns) if self._queue and self.in_flight < self.capacity else None
+
+    def advance(self, now_ns: int) -> list[Ticket]:
+        """Time has passed; the queued tickets whose state changed because of it."""
         return self._fill(now_ns)
 
     def retry_after_s(self, now_ns: int) -> int | None:
@@ -125,6 +146,13 @@ class Admission:
             return self.limits.max_queue * self.replicas
         return self.limits.max_queue + self.limits.max_in_flight
 
+    def _pace_ns(self, now_ns: int) -> int | None:
+        return now_ns if self._pace is None else self._pace.ready_ns(now_ns)
+
+    def _may_begin(self, now_ns: int) -> bool:
+        """Whether one more may be in flight; if so the pace has been charged for it."""
+        return self.in_flight < self.capacity and (self._pace is None or self._pace.take(now_ns))
+
     def _admit(self, ticket: Ticket, now_ns: int) -> None:
         ticket.state = "admitted"
         self.in_flight += 1
@@ -132,13 +160,15 @@ class Admission:
 
     def _fill(self, now_ns: int) -> list[Ticket]:
         changed = []
-        while self._queue and self.in_flight < self.capacity:
+        while self._queue:
             ticket = next(iter(self._queue))
-            del self._queue[ticket]
             if now_ns >= ticket.deadline_ns:
                 self._end(ticket, "expired")
-            else:
+            elif self._may_begin(now_ns):
                 self._admit(ticket, now_ns)
+            else:
+                break
+            del self._queue[ticket]
             changed.append(ticket)
         return changed
 

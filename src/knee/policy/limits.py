@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from knee.core.errors import InputError
 from knee.core.point import Knee, Point
+from knee.core.slo import Slo
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.policy.admission import Limits
 
@@ -24,7 +25,8 @@ def limits_from_knee(knee: Knee, points: Sequence[Point]) -> Limits:
     In flight: the rate that holds x the mean time in system there, plus twice its square root. Queue
     deadline: half of what the TTFT and E2E objectives leave above the values measured at that point, so that
     a request which had to wait still meets them; half a second without such an objective, two seconds at
-    most. Queue: what the knee drains within that deadline.
+    most. Queue: what the knee drains within that deadline. Burst: what the knee serves in half the TTFT
+    objective (half a second without one), so that a crowd at an idle replica has its first tokens in time.
 
     Raises:
         InputError: no rate was shown to hold, or its point says nothing about the time in system.
@@ -40,6 +42,7 @@ def limits_from_knee(knee: Knee, points: Sequence[Point]) -> Limits:
         max_queue=math.floor(point.rate * deadline_ns / NS_PER_S),
         queue_deadline_ns=deadline_ns,
         drain_rate=point.rate,
+        burst=max(1, math.ceil(point.rate * _burst_ns(knee.slo) / NS_PER_S)),
     )
 
 
@@ -51,6 +54,11 @@ def _knee_point(knee: Knee, points: Sequence[Point]) -> Point:
     if not near:
         raise InputError(f"the run has no valid point at or below {knee.holds:g} req/s", "sweep again")
     return max(near, key=lambda point: point.rate)
+
+
+def _burst_ns(slo: Slo) -> int:
+    bounds_ms = [objective.bound for objective in slo.objectives if objective.metric == "ttft"]
+    return round(min(bounds_ms) / 2 * NS_PER_MS) if bounds_ms else DEFAULT_QUEUE_NS
 
 
 def _queue_deadline_ns(point: Point) -> int:

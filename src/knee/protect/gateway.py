@@ -67,6 +67,7 @@ class Gateway:
         self._rng = rng
         self._waiting: dict[Ticket, asyncio.Future[None]] = {}
         self._changed: set[asyncio.Future[None]] = set()
+        self._pacing: asyncio.TimerHandle | None = None
 
     @property
     def ready(self) -> bool:
@@ -176,6 +177,7 @@ class Gateway:
         future = self._waiting[ticket] = loop.create_future()
         wait_s = (ticket.deadline_ns - self.clock.monotonic_ns()) / NS_PER_S
         timer = loop.call_later(wait_s, _settle, future)
+        self._arm()
         try:
             await future
         finally:
@@ -245,6 +247,19 @@ class Gateway:
             future = self._waiting.get(ticket)
             if future is not None:
                 _settle(future)
+        self._arm()
+
+    def _arm(self) -> None:
+        """See to it that requests which only the pace holds back are let in when it allows."""
+        now_ns = self.clock.monotonic_ns()
+        wake_ns = self.admission.wake_ns(now_ns)
+        if wake_ns is not None and self._pacing is None:
+            delay_s = max(0, wake_ns - now_ns) / NS_PER_S
+            self._pacing = asyncio.get_running_loop().call_later(delay_s, self._advance)
+
+    def _advance(self) -> None:
+        self._pacing = None
+        self._wake(self.admission.advance(self.clock.monotonic_ns()))
 
     def _id_of(self, request: Request) -> str:
         given = next((value for name, value in request.headers if name == b"x-request-id"), None)

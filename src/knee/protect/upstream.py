@@ -105,7 +105,8 @@ class Upstream:
         with suppress(KneeError):
             health = await self.probes.request("/health")
             answered = health.status == 200
-            if answered and self.health.state == "loading":
+            # A server without that path tells by its models that it is alive.
+            if health.status == 404 or (answered and self.health.state == "loading"):
                 models = await self.probes.request("/v1/models")
                 # A server that asks for a key we were not given does answer.
                 answered = models.status in (401, 403) or (models.status == 200 and bool(models.json()))
