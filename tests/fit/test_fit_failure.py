@@ -182,6 +182,45 @@ def test_a_start_that_was_killed_points_at_the_probe() -> None:
     assert "failureThreshold" in found.remedy
 
 
+BREAKDOWN = (
+    "(Worker_TP0 pid=223) INFO 08-22 04:42:13 [gpu_worker.py:789] Free memory on device (30.27/31.4 GiB) on "
+    "startup. Desired GPU memory utilization is (0.92, 28.88 GiB). Actual usage is {used}, and 0.09 GiB for "
+    "CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=12917635953` (12.03 GiB) "
+    "to fit into requested memory, or `--kv-cache-memory=14405811712` (13.42 GiB) to fully utilize gpu memory. "
+    "Current kv cache memory in use is 12.26 GiB."
+)
+
+
+@pytest.mark.parametrize(
+    ("used", "weights", "non_torch", "consumed"),
+    [
+        (
+            "14.5 GiB for weight, 1.59 GiB for peak activation, 0.53 GiB for non-torch memory",
+            14.5,
+            0.53,
+            None,
+        ),
+        (
+            "15.03 GiB for consumed memory (weights + non-torch), 1.59 GiB for peak activation",
+            None,
+            None,
+            15.03,
+        ),
+    ],
+    ids=["0.10.2", "0.27"],
+)
+def test_the_memory_breakdown_is_read_in_both_wordings(
+    used: str, weights: float | None, non_torch: float | None, consumed: float | None
+) -> None:
+    text = BREAKDOWN.format(used=used)
+    for rows in ([text], [text.replace(". Actual", ".\nActual")]):
+        memory = report(LOADED.replace("15.0", "1.0"), *rows, SIZED).memory
+        assert (memory.total_gib, memory.utilization, memory.requested_gib) == (31.4, 0.92, 28.88)
+        assert (memory.activation_gib, memory.graphs_gib, memory.free_gib) == (1.59, 0.09, 30.27)
+        assert (memory.non_torch_gib, memory.consumed_gib) == (non_torch, consumed)
+        assert memory.weights_gib == (weights or 1.0)
+
+
 def test_what_fails_after_the_server_was_ready_is_no_failed_start() -> None:
     found = report(
         LOADED,

@@ -108,14 +108,34 @@ def test_fp8_halves_the_bytes_and_an_unknown_type_is_refused() -> None:
         kv_dtype_bytes("int3", 2)
 
 
-def test_a_state_as_large_as_a_page_makes_blocks_large() -> None:
-    """Public logs of this hybrid: blocks of 784 tokens in bf16, 1568 in fp8, padded by 0.13 %."""
-    model = read_model(MODELS / "qwen3.5-27b.json")
-    assert plan_kv(model, Parallel()).block_size == 784
-    eight = plan_kv(model, Parallel(), kv_dtype="fp8")
-    assert eight.block_size == 1568
-    state = eight.state_bytes / 48
-    assert round((eight.page_bytes / state - 1) * 100, 2) == 0.13
+@pytest.mark.parametrize(
+    ("name", "tp", "kv_dtype", "block_size", "padded"),
+    [
+        ("qwen3.5-27b", 1, "auto", 784, 0.13),
+        ("qwen3.5-27b", 1, "fp8", 1568, 0.13),
+        ("qwen3.5-9b", 1, "auto", 528, 0.76),
+        ("qwen3.5-9b", 1, "fp8", 1056, 0.76),
+        ("qwen3-next-80b-a3b", 2, "auto", 544, 1.49),
+    ],
+)
+def test_a_state_as_large_as_a_page_makes_blocks_large(
+    name: str, tp: int, kv_dtype: str, block_size: int, padded: float
+) -> None:
+    """Public logs: "Setting attention block size to 784 tokens", "Padding mamba page size by 0.13%"."""
+    model = read_model(MODELS / f"{name}.json")
+    plan = plan_kv(model, Parallel(tp=tp), kv_dtype=kv_dtype)
+    assert plan.block_size == block_size
+    states = next(item.count for item in model.kv if item.kind == "state")
+    assert round((plan.page_bytes / (plan.state_bytes / states) - 1) * 100, 2) == padded
+
+
+def test_a_model_of_states_alone_holds_one_block_a_request() -> None:
+    plan = plan_kv(
+        shape(KvLayers(kind="state", count=24, conv_elements=1000, ssm_elements=10_000)), Parallel()
+    )
+    assert plan.bytes_per_token == 0
+    assert blocks_per_request(plan, 1) == blocks_per_request(plan, 100_000) == 1
+    assert plan.block_bytes == 24 * (2 * 1000 + 4 * 10_000)
 
 
 def test_a_hybrid_model_prints_tokens_that_its_concurrency_contradicts() -> None:

@@ -47,6 +47,9 @@ def test_weights_are_within_one_percent_of_the_log(
         ("deepseek-v3", 671.03, 36.6),
         ("gpt-oss-20b", 20.9, 3.6),
         ("gemma-3-27b", 27.0, 27.0),
+        ("bamba-9b", 9.78, 9.25),
+        ("nemotron-h-8b", 8.10, 7.56),
+        ("qwen3-next-80b-a3b", 79.7, 3.6),
     ],
 )
 def test_parameters_are_those_the_models_are_named_for(name: str, billions: float, active: float) -> None:
@@ -125,6 +128,9 @@ def test_an_unknown_quantization_is_refused() -> None:
         ({**LLAMA, "hidden_size": "big"}, "hidden_size is 'big', not a whole number"),
         ({**LLAMA, "num_hidden_layers": -1}, "num_hidden_layers is -1"),
         ({**LLAMA, "layer_types": ["full_attention"]}, "layer_types: 1 entries for 32 layers"),
+        ({**LLAMA, "architectures": ["BambaForCausalLM"]}, "attn_layer_indices is None, not a list"),
+        ({**LLAMA, "architectures": ["NemotronHForCausalLM"]}, "hybrid_override_pattern is ''"),
+        ({**LLAMA, "architectures": ["GraniteMoeHybridForCausalLM"]}, "layer_types are"),
         ({**LLAMA, "layer_types": ["magic"] * 32}, r"unknown kinds \['magic'\]"),
     ],
 )

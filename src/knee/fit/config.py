@@ -77,7 +77,7 @@ def shape_of(
         layers=reader.whole("num_hidden_layers"),
         hidden_size=reader.whole("hidden_size"),
         intermediate_size=reader.whole("moe_intermediate_size", reader.whole("intermediate_size", 0)),
-        attention_heads=reader.whole("num_attention_heads"),
+        attention_heads=reader.whole("num_attention_heads", 1),
         kv_heads=max((item.kv_heads for item in kv), default=0),
         vocab_size=reader.whole("vocab_size"),
         max_position=reader.whole("max_position_embeddings", 0),

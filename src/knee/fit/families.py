@@ -4,16 +4,11 @@ from collections.abc import Callable
 from functools import partial
 
 from knee.core.errors import InputError
+from knee.fit.mamba import bamba, granite_hybrid, mamba2, nemotron
 from knee.fit.reader import Reader
-from knee.fit.shape import KvKind, KvLayers, Parameters
+from knee.fit.shape import KvKind, KvLayers, Parameters, vocabulary_rows
 
 Made = tuple[tuple[KvLayers, ...], Parameters]
-_PADDING = 64
-
-
-def _vocabulary(reader: Reader) -> int:
-    """Rows of the embedding, which vLLM pads to a multiple of 64."""
-    return -(-reader.whole("vocab_size") // _PADDING) * _PADDING
 
 
 def dense(
@@ -50,7 +45,7 @@ def dense(
         for kind in (_KIND[name],)
         if name != "linear_attention" and count
     )
-    vocabulary = _vocabulary(reader)
+    vocabulary = vocabulary_rows(reader.whole("vocab_size"))
     parameters = Parameters(
         embedding=vocabulary * hidden,
         head=0 if reader.tied(default=tied) else vocabulary * hidden,
@@ -134,7 +129,7 @@ def latent(reader: Reader) -> Made:
     query = query_rank * heads * (nope + rope) if query_rank else hidden * heads * (nope + rope)
     up = rank * heads * (nope + value)
     experts, active, mlp, routers = _feed_forward(reader, gated=True)
-    vocabulary = _vocabulary(reader)
+    vocabulary = vocabulary_rows(reader.whole("vocab_size"))
     down = hidden * (query_rank + rank + rope)
     parameters = Parameters(
         embedding=vocabulary * hidden,
@@ -161,8 +156,8 @@ def gated_delta(reader: Reader) -> Made:
     heads, size = reader.whole("num_attention_heads"), reader.head_dim()
     key_value = reader.whole("num_key_value_heads", heads)
     experts, active, mlp, routers = _feed_forward(reader, gated=True)
-    vocabulary = _vocabulary(reader)
-    float32 = reader.text("mamba_ssm_dtype", "float32") == "float32"
+    vocabulary = vocabulary_rows(reader.whole("vocab_size"))
+    float32 = reader.text("mamba_ssm_dtype", "") == "float32"
     attention = full * hidden * size * heads * 3  # query, its gate, output
     delta = linear * hidden * (mixed + 2 * values * value_dim + 2 * values)
     kv = (
@@ -204,6 +199,7 @@ _full_only = partial(dense, sliding_everywhere=False)
 
 FAMILIES: dict[str, Family] = {
     "ApertusForCausalLM": partial(dense, gated=False),
+    "BambaForCausalLM": bamba,
     "Cohere2ForCausalLM": partial(dense, tied=True, window_pattern=4),
     "CohereForCausalLM": partial(dense, tied=True),
     "DeepseekV2ForCausalLM": latent,
@@ -218,10 +214,13 @@ FAMILIES: dict[str, Family] = {
     "Glm4MoeForCausalLM": dense,
     "GptOssForCausalLM": partial(dense, window_pattern=2),
     "GraniteForCausalLM": partial(dense, tied=True),
+    "GraniteMoeHybridForCausalLM": granite_hybrid,
     "InternLM3ForCausalLM": dense,
     "LlamaForCausalLM": dense,
+    "Mamba2ForCausalLM": mamba2,
     "MistralForCausalLM": dense,
     "MixtralForCausalLM": dense,
+    "NemotronHForCausalLM": nemotron,
     "Olmo2ForCausalLM": dense,
     "OlmoeForCausalLM": dense,
     "Phi3ForCausalLM": dense,

@@ -39,6 +39,25 @@ class Reader:
             )
         return found
 
+    def first(self, *keys: str) -> int:
+        """The whole number under the first of `keys` that is there.
+
+        Raises:
+            InputError: none is.
+        """
+        return self.whole(next((key for key in keys if self._config.get(key) is not None), keys[0]))
+
+    def numbers(self, key: str) -> list[int]:
+        """The whole numbers listed under `key`.
+
+        Raises:
+            InputError: there is no such list.
+        """
+        found = self._config.get(key)
+        if not isinstance(found, list) or not all(isinstance(item, int) for item in found):
+            raise InputError(f"{self._name}: {key} is {found!r}, not a list of whole numbers")
+        return found
+
     def flag(self, key: str, *, default: bool) -> bool:
         """The boolean under `key`."""
         found = self._config.get(key)
@@ -53,6 +72,10 @@ class Reader:
         heads = self.whole("num_attention_heads")
         found = self.whole("head_dim", 0)
         return found or self.whole("hidden_size") // max(1, heads)
+
+    def attention_head_dim(self) -> int:
+        """Elements of one attention head where `head_dim` may be that of something else."""
+        return self.whole("attention_head_dim", 0) or self.head_dim()
 
     def layer_types(self) -> list[str]:
         """The kind of each layer where the configuration lists them; [] where it does not."""

@@ -7,6 +7,14 @@ import msgspec
 KvKind = Literal["full", "sliding", "chunked", "mla", "state"]
 
 
+_VOCABULARY_STEP = 64
+
+
+def vocabulary_rows(vocab_size: int) -> int:
+    """Rows of the embedding: vLLM pads the vocabulary to a multiple of 64."""
+    return -(-vocab_size // _VOCABULARY_STEP) * _VOCABULARY_STEP
+
+
 class KvLayers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`count` layers that keep the same in the cache.
 
