@@ -185,9 +185,8 @@ def test_a_start_that_was_killed_points_at_the_probe() -> None:
 BREAKDOWN = (
     "(Worker_TP0 pid=223) INFO 08-22 04:42:13 [gpu_worker.py:789] Free memory on device (30.27/31.4 GiB) on "
     "startup. Desired GPU memory utilization is (0.92, 28.88 GiB). Actual usage is {used}, and 0.09 GiB for "
-    "CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=12917635953` (12.03 GiB) "
-    "to fit into requested memory, or `--kv-cache-memory=14405811712` (13.42 GiB) to fully utilize gpu memory. "
-    "Current kv cache memory in use is 12.26 GiB."
+    "CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=12917635953` (12.0 GiB) to "
+    "fit into requested memory, or `--kv-cache-memory=14405811712` (13.4 GiB) to fully utilize gpu memory."
 )
 
 
