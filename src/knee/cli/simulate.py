@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from knee.core.point import Point, Summary
+    from knee.core.point import Summary
+    from knee.measure.simulated import Simulated
     from knee.workload.spec import Arrivals, Lengths
 
 T = TypeVar("T", int, float)
@@ -109,9 +110,9 @@ def simulate(
         )
         for each, sending in (*((each, None) for each in rates), *((0.0, each) for each in counts))
     ]
-    points = [simulated_point(config, offer) for offer in offers]
-    result = {"simulated": True, "engine": config, "workload": workload, "points": points}
-    show(result, as_json, lambda: _tables(points))
+    results = [simulated_point(config, offer) for offer in offers]
+    shown = {"simulated": True, "engine": config, "workload": workload, "results": results}
+    show(shown, as_json, lambda: _tables(results))
 
 
 def _numbers(text: str, kind: Callable[[str], T], flag: str) -> list[T]:
@@ -158,7 +159,7 @@ def _arrivals(burstiness: float, burst: str) -> Arrivals:
     return Arrivals(kind=kind, burstiness=burstiness, burst_size=int(size), burst_every_s=every_s)
 
 
-def _tables(points: list[Point]) -> Group:
+def _tables(results: list[Simulated]) -> Group:
     from rich.console import Group
     from rich.text import Text
 
@@ -167,25 +168,28 @@ def _tables(points: list[Point]) -> Group:
         ("open loop: arrivals do not wait for the server", "req/s", False),
         ("closed loop: each client waits for its reply", "clients", True),
     ):
-        chosen = [point for point in points if (point.max_concurrency is not None) == closed]
+        chosen = [result for result in results if (result.point.max_concurrency is not None) == closed]
         if chosen:
             shown += [Text(f"\n{title}" if shown else title), _table(head, chosen)]
+    if any(result.point.rejected for result in results):
+        shown.append(Text("latencies of the requests that were admitted; --json has them for all, too"))
     return Group(*shown)
 
 
-def _table(head: str, points: list[Point]) -> Table:
+def _table(head: str, results: list[Simulated]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for name in (head, *HEADS):
         table.add_column(name, justify="right", no_wrap=True)
-    for point in points:
+    for result in results:
+        point = result.point
         queue = point.window.engines["0"].gauges["num_requests_waiting"].last if point.window else 0.0
         table.add_row(
             f"{point.rate:g}" if point.max_concurrency is None else str(point.max_concurrency),
             f"{point.served_rate:.2f}",
-            *(_latency(point.ttft_ms, name) for name in ("p50", "p95")),
-            _latency(point.itl_ms, "p99"),
+            *(_latency(result.admitted_ttft_ms, name) for name in ("p50", "p95")),
+            _latency(result.admitted_itl_ms, "p99"),
             *(str(n) for n in (point.offered, point.rejected, point.failed, point.censored)),
             f"{queue:.0f}",
         )

@@ -56,8 +56,7 @@ class Plain:
         self.left = 0  # prompt tokens that the last row begun has still to compute
         self.committed = 0  # blocks of all that run, at their ends
         self.memory = config.num_gpu_blocks - int(config.watermark * config.num_gpu_blocks)
-        # Steps with prefill in them, as (ns, decodes, end, `begun` after it, `left` after it), flat; and stretches
-        # of steps without, as (ns a step, decodes, steps, end of the last).
+        # See `told`; these two are flat, and emptied at the end of each `advance`.
         self._mixed: list[int] = []
         self._quiet: list[int] = []
         self._told: list[tuple[Ints, Ints]] = [(column([]).reshape(-1, 5), column([]).reshape(-1, 4))]
@@ -99,9 +98,8 @@ class Plain:
         (ns, decodes, end, requests begun so far, tokens left of the last one's prefill), and (ns a step,
         decodes, steps, end of the last).
         """
-        self._told = [
-            (np.concatenate([m for m, _ in self._told]), np.concatenate([q for _, q in self._told]))
-        ]
+        mixed, quiet = zip(*self._told, strict=True)
+        self._told = [(np.concatenate(mixed), np.concatenate(quiet))]
         return self._told[0]
 
     def _draw(self) -> None:

@@ -1,7 +1,10 @@
 """A simulated engine as a target: minutes of traffic in virtual time."""
 
-from knee.core.point import Point
-from knee.core.slo import Slo
+import msgspec
+import numpy as np
+
+from knee.core.point import Point, Summary
+from knee.core.requests import REJECTED, Observed
 from knee.core.snapshot import EngineSnapshot, Snapshot
 from knee.core.units import NS_PER_S
 from knee.engine.config import EngineConfig
@@ -119,10 +122,34 @@ def _next_tick(now_ns: int, offer: Offer, look: bool) -> int:
     return min(mark_ns, now_ns // TICK_NS * TICK_NS + TICK_NS) if look else mark_ns
 
 
-def simulated_point(config: EngineConfig, offer: Offer, slo: Slo | None = None) -> Point:
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    """A simulated point, in which a refused request waits for ever, and the waits of those admitted."""
+
+    point: Point
+    admitted_ttft_ms: Summary
+    admitted_itl_ms: Summary
+
+
+def simulated_point(config: EngineConfig, offer: Offer) -> Simulated:
     """What a fresh engine of `config` makes of `offer`.
 
     Raises:
         UsageError: the engine, the workload or the rate cannot be.
     """
-    return make_point(SimulatedTarget(config).measure(offer), offer, slo, simulated=True)
+    measured = SimulatedTarget(config).measure(offer)
+    point = make_point(measured, offer, simulated=True)
+    admitted = point
+    if point.rejected:
+        served = msgspec.structs.replace(measured, observed=_without_refused(measured.observed))
+        admitted = make_point(served, offer, simulated=True)
+    return Simulated(point=point, admitted_ttft_ms=admitted.ttft_ms, admitted_itl_ms=admitted.itl_ms)
+
+
+def _without_refused(seen: Observed) -> Observed:
+    taken = seen.outcome != REJECTED
+    columns = {
+        name: getattr(seen, name)[taken]
+        for name in seen.__struct_fields__
+        if isinstance(getattr(seen, name), np.ndarray)
+    }
+    return msgspec.structs.replace(seen, **columns)
