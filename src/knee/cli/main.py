@@ -11,8 +11,10 @@ from knee.cli.app import log
 from knee.core.errors import EXIT_INTERRUPTED, KneeError, UsageError
 
 COMMANDS: tuple[str, ...] = (
+    "demo",
     "fit",
     "bench",
+    "sweep",
     "diagnose",
     "watch",
     "simulate",

@@ -81,7 +81,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool | None:
-        """Whether every objective holds: False as soon as one does not, None where one is undecided."""
+        """Whether every objective holds: False as soon as one does not, None where one is undecided.
+
+        A point that was ended because its backlog grows breaks, however few of its requests were answered.
+        """
+        if self.stopped == "clearly breaks":
+            return False
         verdicts = [judged.holds for judged in self.judged]
         if False in verdicts:
             return False

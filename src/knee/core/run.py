@@ -48,6 +48,14 @@ def create_run(path: Path, plan: dict[str, Any]) -> Path:
     return path
 
 
+def new_folder(parent: Path, name: str) -> Path:
+    """`parent/name-N` with the first N that is free; nothing is made."""
+    number = 1
+    while (parent / f"{name}-{number}").exists():
+        number += 1
+    return parent / f"{name}-{number}"
+
+
 def open_run(path: Path) -> dict[str, Any]:
     """The plan of the run in `path`.
 

@@ -62,7 +62,8 @@ def verdict(point: Point) -> str:
         return "undecided"
     if point.holds:
         return "holds"
-    return "breaks: " + ", ".join(str(judged.objective) for judged in point.judged if judged.holds is False)
+    broken = [str(judged.objective) for judged in point.judged if judged.holds is False]
+    return "breaks: " + (", ".join(broken) or "the backlog grows")
 
 
 def judged_line(judged: Judged) -> str:

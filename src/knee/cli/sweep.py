@@ -1,0 +1,224 @@
+"""`knee sweep`: raise the rate until the SLO breaks, and say where the knee is and what binds there."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from knee.cli import load_options as load
+from knee.cli import target_options as to
+from knee.cli.app import JsonOption, log, show
+from knee.core.errors import EXIT_INTERRUPTED, EXIT_NEGATIVE, EXIT_OK, NoAnswer, TargetLost, UsageError
+from knee.core.slo import Slo, parse_slo
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from knee.core.point import Point
+    from knee.diagnose.verdict import Diagnosis
+    from knee.measure.live import LiveTarget
+    from knee.measure.search import Budget, Step
+    from knee.measure.sweep import Sweep
+
+MOST_RATES = 50
+
+
+class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sweep prints as JSON."""
+
+    sweep: "Sweep"
+    diagnosis: "Diagnosis | None"
+    run: str
+
+
+def sweep(
+    url: to.UrlArgument,
+    *,
+    slo: Annotated[str, typer.Option(help='Objectives, as in "ttft p95 < 1s, itl p99 < 60ms".')],
+    rates: Annotated[str, typer.Option(help="Measure these rates instead of searching: 10,15,18.")] = "",
+    precision: Annotated[str, typer.Option(help="Half-width of the interval at which to stop.")] = "5%",
+    server_time: Annotated[str, typer.Option(help="Server time to spend at most.")] = "30m",
+    points: Annotated[int, typer.Option(help="Open-loop points to measure at most.")] = 12,
+    clients: Annotated[int, typer.Option(help="Clients of the burst that bounds the capacity.")] = 256,
+    prompt: load.PromptOption = "1000",
+    output: load.OutputOption = "200",
+    duration: load.DurationOption = "60s",
+    warmup: load.WarmupOption = "10s",
+    drain: load.DrainOption = "60s",
+    seed: load.SeedOption = 1,
+    burstiness: load.BurstinessOption = 1.0,
+    shared_prefix: load.PrefixOption = "",
+    workload: load.WorkloadOption = None,
+    model: to.ModelOption = "",
+    endpoint: to.EndpointOption = "completions",
+    body: to.BodyOption = None,
+    header: to.HeaderOption = None,
+    api_key_file: to.KeyOption = None,
+    metrics: to.MetricsOption = None,
+    timeout: to.TimeoutOption = "10m",
+    workers: to.WorkersOption = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory to write; runs/sweep-N if left out.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Offer open-loop load at rising rates until the knee is known, and name the limit that binds there.
+
+    Every finished point is in the run directory, whatever happens later. --duration, --warmup and --drain
+    are for --rates; a search chooses its own. Exit code 0 with a knee, 1 where the SLO holds at no rate or a
+    given rate breaks it, 5 where no interval was found, 6 where the server was lost.
+    """
+    from knee.measure.live import connect
+    from knee.measure.sweep import Interrupted
+
+    objectives = parse_slo(slo)
+    budget = _budget(precision, server_time, points)
+    values = {name: value for name, value in locals().items() if name in load.LoadFlags.__struct_fields__}
+    flags = load.LoadFlags(**values)
+    chosen = _rates(rates)
+    spec, _ = load.workload_from(flags)
+    offers = [load.offer_from(msgspec.structs.replace(flags, rate=rate)) for rate in chosen]
+    connection = to.connection_from(
+        url, model=model, endpoint=endpoint, body=body, headers=header, key_file=api_key_file,
+        metrics=metrics, timeout=timeout,
+    )  # fmt: skip
+    target = connect(connection, workers=workers)
+    run = _open_run(out, target, spec, objectives, seed)
+    try:
+        found = _measure(
+            target, objectives, run, offers=offers, budget=budget, clients=clients, spec=spec, seed=seed
+        )
+    except Interrupted as stopped:
+        _close(run, stopped.sweep, None)
+        log(f"knee: interrupted after {len(stopped.sweep.points)} points; they are kept in {run}")
+        return EXIT_INTERRUPTED
+    diagnosis = _diagnose(found, target, objectives)
+    _close(run, found, diagnosis)
+    result = SweepResult(sweep=found, diagnosis=diagnosis, run=str(run))
+    show(result, as_json, lambda: _render(result, objectives))
+    return _exit_code(found)
+
+
+def _budget(precision: str, server_time: str, points: int) -> "Budget":
+    from knee.core.units import NS_PER_S, parse_duration_ns
+    from knee.measure.search import Budget
+
+    try:
+        share = float(precision.removesuffix("%")) / 100
+    except ValueError:
+        raise UsageError(f"not a precision: {precision!r}", "write it like 5%") from None
+    return Budget(
+        precision=share, server_s=parse_duration_ns(server_time) / NS_PER_S, points=points
+    ).checked()
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UsageError(f"--rates {text}", "numbers with commas between them, like 10,15,18") from None
+    if len(rates) > MOST_RATES:
+        raise UsageError(f"{len(rates)} rates", f"at most {MOST_RATES}")
+    return rates
+
+
+def _open_run(out: Path | None, target: "LiveTarget", spec: Any, slo: Slo, seed: int) -> Path:
+    from knee.core.run import create_run, new_folder
+    from knee.measure.sweep import plan_of
+
+    run = create_run(out or new_folder(Path("runs"), "sweep"), plan_of("sweep", target, spec, slo, seed))
+    target.run = run
+    for note in target.notes:
+        log(f"note: {note}")
+    return run
+
+
+def _measure(
+    target: "LiveTarget",
+    slo: Slo,
+    run: Path,
+    *,
+    offers: list[Any],
+    budget: "Budget",
+    clients: int,
+    spec: Any,
+    seed: int,
+) -> "Sweep":
+    from knee.measure.search import Search
+    from knee.measure.single import live_point
+    from knee.measure.sweep import Recorder, search_knee, sweep_offers
+
+    recorder = Recorder(make_point=live_point, run=run, tell=_tell, told=_told)
+    log(f"run directory: {run}")
+    if offers:
+        return sweep_offers(target, offers, slo, recorder)
+    search = Search(spec, slo, seed=seed, budget=budget, clients=clients, flags=target.describe().flags)
+    try:
+        return search_knee(target, search, recorder)
+    except TargetLost:
+        log(f"the points so far are kept in {run}")
+        raise
+
+
+def _tell(step: "Step") -> None:
+    from knee.core.units import format_duration
+
+    offer = step.offer
+    load_ = f"{offer.rate:.4g} req/s" if offer.max_concurrency is None else f"{offer.max_concurrency} clients"
+    longest = format_duration(offer.warmup_ns + offer.window_ns + offer.drain_ns)
+    log(f"{step.phase}: {load_}, {longest} at most ({step.why})")
+
+
+def _told(step: "Step", point: "Point") -> None:
+    from knee.core.units import format_duration
+    from knee.report.points import percentile, verdict
+
+    seen = ", ".join(
+        f"{name} {percentile(summary, share)} ms"
+        for name, summary, share in (
+            ("TTFT p95", point.ttft_ms, "p95"),
+            ("ITL p99", point.itl_ms, "p99"),
+        )
+    )
+    said = verdict(point) if step.offer.max_concurrency is None else ""
+    log(f"  {point.ok} of {point.offered} ok, {seen}; took {format_duration(point.spent_ns)} {said}")
+
+
+def _diagnose(found: "Sweep", target: "LiveTarget", slo: Slo) -> "Diagnosis | None":
+    from knee.diagnose.runs import diagnose_points
+
+    try:
+        return diagnose_points(found.points, target.describe().flags, slo)
+    except NoAnswer as error:
+        log(f"no diagnosis: {error}")
+        return None
+
+
+def _close(run: Path, found: "Sweep", diagnosis: "Diagnosis | None") -> None:
+    from knee.measure.sweep import finish
+
+    finish(run, found, diagnosis=diagnosis)
+
+
+def _render(result: SweepResult, slo: Slo) -> "Group":
+    from rich.console import Group
+    from rich.text import Text
+
+    from knee.diagnose.text import verdict_lines
+    from knee.report.points import knee_chart, knee_lines, points_table
+
+    found = result.sweep
+    open_loop = [point for point in found.points if point.max_concurrency is None]
+    lines = knee_lines(found.knee) if found.knee else []
+    lines += verdict_lines(result.diagnosis) if result.diagnosis else []
+    chart = Text(knee_chart([("measured", open_loop)], slo))
+    return Group(points_table(open_loop), "", chart, "", *map(Text, lines), Text(f"run: {result.run}"))
+
+
+def _exit_code(found: "Sweep") -> int:
+    if found.knee is None:
+        return EXIT_NEGATIVE if any(point.holds is False for point in found.points) else EXIT_OK
+    if found.knee.holds is None and found.knee.breaks is None:
+        return NoAnswer.exit_code
+    return EXIT_NEGATIVE if found.knee.holds is None else EXIT_OK
