@@ -84,12 +84,11 @@ def draw(seed: int) -> Server:
         per_seq_ns=round(between(0.01, 0.12) * NS_PER_MS),
         per_prefill_token_ns=round(between(0.004, 0.06) * NS_PER_MS),
     )
-    cap = rng.choice([16, 32, 64, 128, 256])
+    cap = rng.choice([16, 32, 64, 128, 256, 512, 1024])
     budget = max(cap, rng.choice([512, 1024, 2048, 4096, 8192]))
     block = 16
-    room = between(0.3, 8) * cap * (prompt + output)
+    room = between(0.3, 8) * min(cap, 256) * (prompt + output)
     longest = 4 * round(prompt + output) + 64
-    front = between(1, 40) * NS_PER_MS if rng.random() < 0.25 else 0
     config = EngineConfig(
         step_cost=cost,
         max_num_seqs=cap,
@@ -97,7 +96,6 @@ def draw(seed: int) -> Server:
         max_model_len=longest,
         block_size=block,
         num_gpu_blocks=max(round(room / block), math.ceil(1.5 * longest / block)) + 1,
-        front_end=FrontEnd(per_request_ns=round(front)),
     )
     cv = rng.choice([0.0, 0.3, 0.6])
     workload = Workload(
@@ -105,8 +103,11 @@ def draw(seed: int) -> Server:
         output_tokens=_lengths(output, cv),
         arrivals=Arrivals(),
     )
+    if rng.random() < 0.25:  # a front end that carries about as much as the engine does
+        front = NS_PER_S / capacity(config, workload) * between(0.4, 1.5)
+        config = replace(config, front_end=FrontEnd(per_request_ns=round(front)))
     light = fixed + cost.per_seq_ns + cost.per_prefill_token_ns * prompt
-    ttft = max(0.3, 8 * light / NS_PER_S + front / NS_PER_S * 3) * rng.choice([1, 2])
+    ttft = max(0.3, 8 * (light + config.front_end.per_request_ns) / NS_PER_S) * rng.choice([1, 2])
     objectives = [Objective(metric="ttft", quantile=0.95, bound=round(1000 * ttft))]
     if rng.random() < 0.4:
         gap_ms = (fixed + cost.per_seq_ns * cap / 2) / NS_PER_MS * between(1.5, 6)
@@ -232,35 +233,43 @@ def truth_of(gains: dict[Limit, float]) -> Limit | None:
 
 
 def apply(server: Server, move: Move) -> Server | None:
-    """The server after the move; None where the simulator has no such flag."""
-    config = server.config
-    if move.flag in ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"):
-        changed = replace(config, **{move.flag: int(move.to)})
-        if changed.max_num_batched_tokens < changed.max_num_seqs:
-            return None
-    elif move.flag == "kv_cache_dtype":
-        changed = replace(config, num_gpu_blocks=2 * config.num_gpu_blocks - 1)
-    elif move.flag == "gpu_memory_utilization":
-        changed = replace(config, num_gpu_blocks=round(1.1 * config.num_gpu_blocks))
-    elif move.flag == "api_server_count":
-        changed = replace(config, front_end=replace(config.front_end, servers=int(move.to)))
-    else:
+    """The server after the move and what goes together with it; None where the simulator has no such flag."""
+    config = _moved(server.config, move)
+    for other in move.together:
+        config = _moved(config, other) if config is not None else None
+    if config is None or config.max_num_batched_tokens < config.max_num_seqs:
         return None
-    return replace(server, config=changed)
+    return replace(server, config=config)
 
 
-def guess(server: Server) -> float:
-    """A rate near the knee, from the costs alone."""
-    cost, config = server.config.step_cost, server.config
-    prompt, output = server.workload.prompt_tokens.mean, server.workload.output_tokens.mean
+def _moved(config: EngineConfig, move: Move) -> EngineConfig | None:
+    if move.flag in ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"):
+        return replace(config, **{move.flag: int(move.to)})
+    if move.flag == "kv_cache_dtype":
+        return replace(config, num_gpu_blocks=2 * config.num_gpu_blocks - 1)
+    if move.flag == "gpu_memory_utilization":
+        return replace(config, num_gpu_blocks=round(1.1 * config.num_gpu_blocks))
+    if move.flag == "api_server_count":
+        return replace(config, front_end=replace(config.front_end, servers=int(move.to)))
+    return None
+
+
+def capacity(config: EngineConfig, workload: Workload) -> float:
+    """About how many requests a second the engine serves, from its costs and limits alone."""
+    cost = config.step_cost
+    prompt, output = workload.prompt_tokens.mean, workload.output_tokens.mean
     n = min(
         config.max_num_seqs,
         config.kv_tokens / (prompt + output / 2),
         config.max_num_batched_tokens * output / (prompt + output),
     )
     step = cost.fixed_ns + n * (cost.per_seq_ns + cost.per_prefill_token_ns * prompt / output)
-    front = config.front_end.per_request_ns
-    rate = n / (output * step) * NS_PER_S
+    return n / (output * step) * NS_PER_S
+
+
+def guess(server: Server) -> float:
+    """A rate near the knee."""
+    rate, front = capacity(server.config, server.workload), server.config.front_end.per_request_ns
     return 0.8 * (min(rate, NS_PER_S / front) if front else rate)
 
 

@@ -31,6 +31,7 @@ RULES: dict[Limit, Callable[[Signals], Binding | None]] = {
 
 _CONFIDENCE = {"high": 0, "medium": 1, "low": 2}
 _WEIGHT = {"high": 1.0, "medium": 0.8, "low": 0.4}
+_ADMIT: frozenset[Limit] = frozenset({"kv_memory", "sequence_cap", "token_budget"})
 _ABOVE_LOAD: frozenset[Limit] = frozenset({"client", "unservable", "stalled"})
 
 
@@ -91,19 +92,33 @@ def _verdict(s: Signals, found: Sequence[Binding]) -> Diagnosis:
         return _nothing_binds(s)
     first = sure[0]
     moves = [*first.moves, *(move for binding in sure[1:] for move in binding.moves)]
+    companions = tuple(other.moves[0] for other in sure[1:] if other.moves and _jointly(s, first, other))
     return Diagnosis(
         answer="not bound" if first.limit in NOT_BOUND else "bound",
         limit=first.limit,
         why=first.why,
         confidence=first.confidence,
         evidence=first.evidence,
-        move=first.moves[0] if first.moves else None,
+        move=msgspec.structs.replace(first.moves[0], together=companions) if first.moves else None,
         next_move=next((move for move in moves[1:] if move.flag != moves[0].flag), None)
         if first.moves
         else None,
         watch=first.watch,
         further=tuple(sure[1:]),
     )
+
+
+def _jointly(s: Signals, first: Binding, other: Binding) -> bool:
+    """Whether moving one limit gains nothing without the other.
+
+    Two limits that are both reached while requests wait hold each other; so do two limits that each break an
+    objective of their own.
+    """
+    if first.limit in _ADMIT and other.limit in _ADMIT:
+        return True
+    pair = {first.limit, other.limit}
+    both = bool(s.facts.breaks("ttft")) and bool(s.facts.breaks("itl", "tpot"))
+    return both and "prefill_interference" in pair and bool(pair & _ADMIT)
 
 
 def _nothing_binds(s: Signals) -> Diagnosis:

@@ -80,7 +80,7 @@ def more_memory(s: Signals) -> Move | None:
     )
 
 
-def raise_max_num_seqs(s: Signals, cap: float) -> Move | None:
+def raise_max_num_seqs(s: Signals, cap: float, *, with_twice_the_cache: bool = False) -> Move | None:
     """Let in as many as wait, as far as the cache carries them."""
     waiting = s.waiting.high if s.waiting else cap
     wanted = max(2 * cap, cap + waiting)
@@ -88,10 +88,11 @@ def raise_max_num_seqs(s: Signals, cap: float) -> Move | None:
     kv = s.queued_kv or s.kv
     fits = MOST_AT_ONCE * cap
     if kv is not None and kv.mean > 0:
-        carries = math.floor(0.9 * cap / kv.mean)
+        carries = math.floor(0.9 * cap / kv.mean * (2 if with_twice_the_cache else 1))
         if carries < fits:
             fits = carries
-            arithmetic += f"; at {kv.mean:.0%} of the cache for {cap:g}, {carries} fit in 90% of it"
+            twice = "twice the cache" if with_twice_the_cache else "the cache"
+            arithmetic += f"; at {kv.mean:.0%} of the cache for {cap:g}, {carries} fit in 90% of {twice}"
     to = min(wanted, fits)
     if s.budget is not None and to > s.budget:
         to = s.budget

@@ -72,7 +72,8 @@ def move_text(move: Move) -> str:
     """`--max-num-seqs 4 → 16: why`."""
     flag = "--" + move.flag.replace("_", "-")
     start = f"{move.current} → " if move.current else "→ "
-    return f"{flag} {start}{move.to} ({move.arithmetic}): {move.effect}"
+    with_it = "".join(f", together with {move_text(other)}" for other in move.together)
+    return f"{flag} {start}{move.to} ({move.arithmetic}): {move.effect}{with_it}"
 
 
 def _then(d: Diagnosis) -> str:

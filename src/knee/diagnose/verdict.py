@@ -46,7 +46,8 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     """One flag (vLLM's name, underscores), from → to, with what should happen and what it costs.
 
     `current` is "" where the flag's value is not known; it is `from` in JSON. `gain` is the expected factor
-    on the request rate where it can be computed from the numbers.
+    on the request rate where it can be computed from the numbers. `together` are moves without which this one
+    gains nothing, because another limit holds at the same time.
     """
 
     flag: str
@@ -56,6 +57,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     effect: str
     price: str
     gain: float | None = None
+    together: tuple["Move", ...] = ()
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,9 @@ PLATEAU = 0.6
 FULL_STEPS = 0.5
 """Mean share of the budget that steps use from which on the budget shapes the queue."""
 
+PACKED = 0.85
+"""The same where a cap or the cache holds as well: then only full steps say something of their own."""
+
 WORTH = 1.08
 """What twice the batch must gain, else the device is the limit and not the flag."""
 
@@ -216,7 +219,7 @@ def sequence_cap(s: Signals) -> Binding | None:
         if kv is not None and kv_full(s) is None
         else []
     )
-    raised = raise_max_num_seqs(s, cap)
+    raised = raise_max_num_seqs(s, cap, with_twice_the_cache=kv_full(s) is not None)
     return Binding(
         limit="sequence_cap",
         confidence=confidence if kv is not None else "medium",
@@ -254,11 +257,12 @@ def token_budget(s: Signals) -> Binding | None:
     chunked = _chunked(s)
     if ((not queues(s) or drained(s)) and chunked is None) or s.fill is None:
         return None
-    if (s.fill < FULL_STEPS and chunked is None) or kv_full(s) is not None or saturated(s):
+    if (s.fill < FULL_STEPS and chunked is None) or saturated(s):
         return None
-    running = s.queued_running
-    if s.cap is not None and running is not None and running.mean >= PINNED * s.cap:
-        return None
+    running = s.queued_running or s.running
+    capped = s.cap is not None and running is not None and _reached(running, s.cap, bursts(s))
+    if s.fill < PACKED and (capped or kv_full(s) is not None):
+        return None  # steps are half full because what fits runs
     raised = raise_budget(s)
     return Binding(
         limit="token_budget",
