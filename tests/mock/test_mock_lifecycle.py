@@ -127,10 +127,11 @@ def test_sigterm_with_a_timeout_drains_while_new_requests_fail_and_health_is_wel
 
 
 def test_work_that_outlasts_the_timeout_hangs_with_its_streams() -> None:
-    with slow_server(shutdown_timeout=1, hang_ns=NS_PER_S) as server:
+    with slow_server(shutdown_timeout=1, hang_ns=2 * NS_PER_S) as server:
         stream = Stream(server.url, tokens=400)
         server.terminate()
         assert until(lambda: refused(server.url))
+        time.sleep(0.3)  # what was on its way has arrived
         at_close = len(stream.body)
         assert not stream.join(0.5), "the stream neither goes on nor ends"
         assert len(stream.body) == at_close

@@ -29,6 +29,9 @@ MaxQueuedReqs = Annotated[
 MaxQueuedTokens = Annotated[
     int | None, typer.Option(help="Refuse requests (503) when this many prompt tokens wait for prefill.")
 ]
+ApiServers = Annotated[int, typer.Option("--api-server-count", help="Front-end processes.")]
+FrontRequestMs = Annotated[float, typer.Option(help="Front end per request (HTTP, tokenization), ms.")]
+FrontTokenMs = Annotated[float, typer.Option(help="Front end per token that goes out, ms.")]
 
 _COSTS = {
     "step_ms": "fixed_ns",
@@ -41,13 +44,20 @@ _COSTS = {
 def engine_from(flags: dict[str, Any]) -> "EngineConfig":
     """The engine that a command's parameters describe, by their names; others are left aside.
 
-    A step cost that is not among them is 0, any other field then has its default.
+    A cost that is not among them is 0, any other field then has its default.
     """
     import msgspec
 
     from knee.core.units import NS_PER_MS
-    from knee.engine.config import EngineConfig, StepCost
+    from knee.engine.config import EngineConfig, FrontEnd, StepCost
 
+    front = FrontEnd(
+        servers=flags.get("api_server_count", 1),
+        per_request_ns=round(flags.get("front_request_ms", 0.0) * NS_PER_MS),
+        per_token_ns=round(flags.get("front_token_ms", 0.0) * NS_PER_MS),
+    )
     cost = {name: round(flags.get(flag, 0.0) * NS_PER_MS) for flag, name in _COSTS.items()}
     named = {field.name for field in msgspec.structs.fields(EngineConfig)} & flags.keys()
-    return EngineConfig(step_cost=StepCost(**cost), **{name: flags[name] for name in sorted(named)})
+    return EngineConfig(
+        step_cost=StepCost(**cost), front_end=front, **{name: flags[name] for name in sorted(named)}
+    )

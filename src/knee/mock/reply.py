@@ -4,17 +4,19 @@ Fields, their order and their spelling are those recorded from vLLM 0.32.0.
 """
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from knee.core.requests import NEVER
-from knee.core.units import NS_PER_MS
 from knee.engine.request import Request
 from knee.http1.exchange import JSON, Response
 from knee.mock.ask import Ask
+from knee.mock.document import whole_answer
 from knee.mock.refusal import Refused
 from knee.mock.text import Answer, Voice
+
+if TYPE_CHECKING:
+    from knee.mock.frontend import FrontEndQueue
 
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 VARY = (b"vary", b"Origin")
@@ -33,17 +35,23 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice:
-    """One answer of a reply, and what of it has been sent. A `Listener` of the drive."""
+    """One answer of a reply, and what of it has been sent. A `Listener` of the drive.
 
-    __slots__ = ("answer", "complete", "index", "made", "prompt_tokens", "reply", "request", "sent", "shown")
+    `made` and `complete` are the engine's; `ready` and `ended` say the same of what has passed the front end.
+    """
+
+    __slots__ = (
+        "answer", "complete", "ended", "index", "made", "queued", "ready", "reply", "request", "sent",
+        "shown",
+    )  # fmt: skip
 
     def __init__(self, reply: "Reply", index: int, answer: Answer, request: Request) -> None:
         self.reply = reply
         self.index = index
         self.answer = answer
         self.request = request
-        self.made = self.sent = self.shown = 0
-        self.complete = False
+        self.made = self.queued = self.ready = self.sent = self.shown = 0
+        self.complete = self.ended = False
 
     @property
     def finish_reason(self) -> str:
@@ -51,26 +59,39 @@ class Choice:
         return self.answer.finish_reason
 
     def flush(self) -> None:
-        """Send what is new, unless the client is slow or `stream_interval` asks for more at once."""
+        """Hand what is new to the front end, which shows it when its turn has come."""
+        front = self.reply.front
+        if front is None:
+            self.show(self.made, self.complete)
+            return
+        new, self.queued = self.made - self.queued, self.made
+        made, complete = self.made, self.complete
+        front.emit(self.reply.front_server, new, lambda: self.show(made, complete))
+
+    def show(self, ready: int, ended: bool) -> None:
+        """Send what is ready, unless the client is slow or `stream_interval` asks for more at once."""
+        self.ready, self.ended = ready, ended
         reply = self.reply
+        if reply.done.done():
+            return
         if not reply.ask.stream:
-            if self.complete:
+            if ended:
                 reply.choice_done()
             return
-        due = self.made - self.sent >= reply.style.stream_interval or (self.made > 0 and self.sent == 0)
-        if self.complete or (due and reply.response.writable):
+        due = ready - self.sent >= reply.style.stream_interval or (ready > 0 and self.sent == 0)
+        if ended or (due and reply.response.writable):
             reply.send_chunk(self)
 
     def take_text(self) -> str:
         """The visible text of the tokens that were not sent yet; they now are."""
-        text = self.reply.style.voice.say(self.answer.start, self.sent, self.made)
+        text = self.reply.style.voice.say(self.answer.start, self.sent, self.ready)
         if self.answer.visible is not None:
             text = text[: max(0, self.answer.visible - self.shown)]
         if self.sent == 0 and self.reply.ask.echo:
             prompt = self.reply.ask.prompts[self.index // self.reply.ask.n]
             text = prompt.text + text
         self.shown += len(text)
-        self.sent = self.made
+        self.sent = self.ready
         return text
 
 
@@ -82,9 +103,11 @@ class Reply:
         self.response = response
         self.style = style
         self.choices: list[Choice] = []
+        self.front: FrontEndQueue | None = None
+        self.front_server = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ident = ident
-        self._created = created
+        self.ident = ident
+        self.created = created
         self._left = 0
         self._headers: tuple[tuple[bytes, bytes], ...] = (VARY,)
         kind = "chat.completion.chunk" if ask.chat else "text_completion"
@@ -92,7 +115,7 @@ class Reply:
             f'data: {{"id":{_json(ident)},"object":"{kind}","created":{created},'
             f'"model":{_json(style.model)},"choices":['
         )
-        self._usage_prompt = ask.prompt_tokens
+        self.prompt_tokens = ask.prompt_tokens
 
     def add(self, choice: Choice) -> None:
         """One more answer that is waited for."""
@@ -112,7 +135,7 @@ class Reply:
             if self.ask.stream:
                 self._end_stream()
             else:
-                self.response.send(200, (JSON, *self._headers), msgspec.json.encode(self._document()))
+                self.response.send(200, (JSON, *self._headers), msgspec.json.encode(whole_answer(self)))
             self.done.set_result(None)
 
     def fail(self, refused: Refused) -> None:
@@ -131,11 +154,11 @@ class Reply:
     # --- a stream
 
     def send_chunk(self, choice: Choice) -> None:
-        """The event for the tokens that `choice` has made since the last one."""
+        """The event for the tokens of `choice` that became ready since the last one."""
         first = choice.sent == 0
         if first and self.ask.chat:
             self._send_role(choice)
-        ended = choice.complete
+        ended = choice.ended
         reason, stopped = ("null", "null")
         if ended:
             reason, stopped = _json(choice.answer.finish_reason), _json(choice.answer.stop_reason)
@@ -182,83 +205,8 @@ class Reply:
         self.response.end()
 
     def _usage_text(self, made: int) -> str:
-        prompt = self._usage_prompt
+        prompt = self.prompt_tokens
         return f'{{"prompt_tokens":{prompt},"total_tokens":{prompt + made},"completion_tokens":{made}}}'
-
-    # --- one document
-
-    def _document(self) -> dict[str, Any]:
-        chat = self.ask.chat
-        made = sum(choice.made for choice in self.choices)
-        details = None
-        if self.style.per_request_metrics:
-            cached = sum(max(0, choice.request.cached_tokens) for choice in self.choices)
-            details = {"cached_tokens": cached, "created_cache_tokens": None, "multimodal_tokens": None}
-        tail = {"prompt_logprobs": None, "prompt_token_ids": None, "prompt_text": None} if chat else {}
-        return {
-            "id": self._ident,
-            "object": "chat.completion" if chat else "text_completion",
-            "created": self._created,
-            "model": self.style.model,
-            "choices": [_chat_choice(c) if chat else _text_choice(c) for c in self.choices],
-            "service_tier": None,
-            "system_fingerprint": self.style.fingerprint,
-            "usage": {
-                "prompt_tokens": self._usage_prompt,
-                "total_tokens": self._usage_prompt + made,
-                "completion_tokens": made,
-                "prompt_tokens_details": details,
-                "completion_tokens_details": None,
-            },
-            **tail,
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
-            "metrics": _timings(self.choices[0].request) if self.style.per_request_metrics else None,
-        }
-
-
-def _text_choice(choice: Choice) -> dict[str, Any]:
-    return {
-        "index": choice.index,
-        "text": choice.take_text(),
-        "logprobs": None,
-        "finish_reason": choice.answer.finish_reason,
-        "stop_reason": choice.answer.stop_reason,
-        "token_ids": None,
-        "prompt_logprobs": None,
-        "prompt_token_ids": None,
-        "routed_experts": None,
-    }
-
-
-def _chat_choice(choice: Choice) -> dict[str, Any]:
-    message = {"role": "assistant", "content": choice.take_text(), "refusal": None, "annotations": None,
-               "audio": None, "function_call": None, "reasoning": None}  # fmt: skip
-    return {
-        "index": choice.index,
-        "message": message,
-        "logprobs": None,
-        "finish_reason": choice.answer.finish_reason,
-        "stop_reason": choice.answer.stop_reason,
-        "token_ids": None,
-        "routed_experts": None,
-    }
-
-
-def _timings(request: Request) -> dict[str, float | None]:
-    """`metrics` of an answer (--enable-per-request-metrics), from the engine's own instants."""
-    generated_ns = request.last_ns - request.first_ns
-    gaps = request.output_tokens - 1
-    total_ns = request.last_ns - request.scheduled_ns
-    queued_ns = request.scheduled_ns - request.queued_ns if request.scheduled_ns != NEVER else 0
-    return {
-        "time_to_first_token_ms": (request.first_ns - request.arrival_ns) / NS_PER_MS,
-        "generation_time_ms": generated_ns / NS_PER_MS,
-        "queue_time_ms": queued_ns / NS_PER_MS,
-        "mean_itl_ms": generated_ns / gaps / NS_PER_MS if gaps > 0 else None,
-        "tokens_per_second": request.output_tokens / (total_ns / 1e9) if total_ns > 0 else None,
-        "speculative_decoding": None,
-    }
 
 
 def _json(value: object) -> str:

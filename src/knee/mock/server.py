@@ -138,6 +138,7 @@ class MockServer:
 
     async def _end(self, code: int, grace_s: float) -> None:
         self.drive.kill()
+        self.service.close()
         for timer in self._timers:
             timer.cancel()
         await self._server.stop(grace_s)

@@ -12,17 +12,18 @@ from knee.core.clock import Clock
 from knee.core.units import NS_PER_S
 from knee.engine.request import Request as EngineRequest
 from knee.http1.exchange import JSON, Request, Response
-from knee.mock.ask import Ask, Prompt, chat_prompt, check_model, parse_ask
+from knee.mock.ask import Ask, Prompt, parse_ask
 from knee.mock.config import MockConfig
 from knee.mock.drive import Drive
 from knee.mock.exposition import CONTENT_TYPE, Exposition
-from knee.mock.fields import parse_body
+from knee.mock.frontend import FrontEndQueue, has_cost
 from knee.mock.httpstats import HttpStats
-from knee.mock.refusal import DRAINING, ENGINE_DEAD, Refused, bad_request, busy, internal
+from knee.mock.pages import detokenized, models_page, tokenized
+from knee.mock.refusal import DRAINING, ENGINE_DEAD, Refused, busy, internal
 from knee.mock.reply import VARY, Choice, Reply, Style
 from knee.mock.serverlog import ServerLog
 from knee.mock.text import Voice, plan_answer
-from knee.mock.tokens import pieces, shared_segments, text_of, token_ids
+from knee.mock.tokens import shared_segments
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -47,6 +48,8 @@ class Service:
         self.quiet.set()
         self._clock = clock
         self._log = log
+        front = drive.engine.config.front_end
+        self._front = FrontEndQueue(front, clock) if has_cost(front) else None
         self._random = random.Random(config.seed)
         fingerprint = f"vllm-{config.version}-{self._hex(8)}"
         self.style = Style(
@@ -104,6 +107,11 @@ class Service:
         for reply in list(self._replies):
             reply.fail(refused)
 
+    def close(self) -> None:
+        """Stop what runs beside the requests."""
+        if self._front is not None:
+            self._front.close()
+
     # --- routes
 
     def _table(self) -> dict[str, dict[str, Route]]:
@@ -144,39 +152,13 @@ class Service:
         response.send(200, self._headers(request, (b"content-type", CONTENT_TYPE)), body)
 
     async def _models(self, request: Request, response: Response) -> None:
-        created = self._now_s()
-        permission = {
-            "id": f"modelperm-{self._hex(16)}", "object": "model_permission", "created": created,
-            "allow_create_engine": False, "allow_sampling": True, "allow_logprobs": True,
-            "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False,
-            "organization": "*", "group": None, "is_blocking": False,
-        }  # fmt: skip
-        card = {
-            "id": self.config.model, "object": "model", "created": created, "owned_by": "vllm",
-            "root": self.config.model, "parent": None, "max_model_len": self.config.engine.max_model_len,
-            "permission": [permission],
-        }  # fmt: skip
-        self._json(response, 200, {"object": "list", "data": [card]}, request)
+        self._json(response, 200, models_page(self.config, self._now_s(), self._hex(16)), request)
 
     async def _tokenize(self, request: Request, response: Response) -> None:
-        fields = parse_body(request.body)
-        check_model(fields, self.config)
-        text = chat_prompt(fields).text if "messages" in fields else fields.get("prompt")
-        if not isinstance(text, str):
-            raise bad_request("prompt must be a text", "prompt")
-        ids = token_ids(text)
-        strings = pieces(text) if fields.get("return_token_strs") else None
-        limit = self.config.engine.max_model_len
-        document = {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings}
-        self._json(response, 200, document, request)
+        self._json(response, 200, tokenized(request.body, self.config), request)
 
     async def _detokenize(self, request: Request, response: Response) -> None:
-        fields = parse_body(request.body)
-        check_model(fields, self.config)
-        ids = fields.get("tokens")
-        if not isinstance(ids, list) or not all(isinstance(item, int) for item in ids):
-            raise bad_request("tokens must be a list of token ids", "tokens")
-        self._json(response, 200, {"prompt": text_of(ids)}, request)
+        self._json(response, 200, detokenized(request.body, self.config), request)
 
     async def _server_info(self, request: Request, response: Response) -> None:
         info = {"vllm_config": msgspec.to_builtins(self.config.engine), "vllm_env": {}, "system_env": {}}
@@ -194,10 +176,8 @@ class Service:
     # --- generating
 
     async def _generate(self, request: Request, response: Response, ask: Ask) -> None:
-        if self.drive.dead:
-            raise internal(ENGINE_DEAD)
-        if self.draining:
-            raise internal(DRAINING)
+        self._check_alive()
+        arrival_ns = self.drive.now_ns()
         given = ask.request_id or request.header(b"x-request-id") or self._hex(16)
         ident = ("chatcmpl-" if ask.chat else "cmpl-") + given
         reply = Reply(ask, response, self.style, ident=ident, created=self._now_s())
@@ -205,7 +185,11 @@ class Service:
         self.quiet.clear()
         self._load += self.config.enable_server_load_tracking
         try:
-            self._submit(ask, reply)
+            if self._front is not None:
+                reply.front = self._front
+                reply.front_server = await self._front.enter()
+                self._check_alive()
+            self._submit(ask, reply, arrival_ns)
             reply.begin(self._headers(request)[1:])
             await reply.done
         finally:
@@ -217,9 +201,14 @@ class Service:
                 if not choice.complete:
                     self.drive.abort(choice.request)
 
-    def _submit(self, ask: Ask, reply: Reply) -> None:
+    def _check_alive(self) -> None:
+        if self.drive.dead:
+            raise internal(ENGINE_DEAD)
+        if self.draining:
+            raise internal(DRAINING)
+
+    def _submit(self, ask: Ask, reply: Reply, arrival_ns: int) -> None:
         """Hand every answer to the engine; who is refused leaves nothing behind (the caller aborts)."""
-        now_ns = self.drive.now_ns()
         eos_after = 0 if ask.ignore_eos else self.config.eos_after
         for at, (prompt, limit) in enumerate(zip(ask.prompts, ask.max_tokens, strict=True)):
             if ask.n > 1 and not self.drive.has_room_for(ask.n):
@@ -229,7 +218,12 @@ class Service:
                 start = self.style.voice.start(prompt.text, ask.seed, number)
                 answer = plan_answer(self.style.voice, start, limit, eos_after, ask.stop)
                 work = EngineRequest(
-                    0, len(prompt), answer.tokens, arrival_ns=now_ns, shared=segments, priority=ask.priority
+                    0,
+                    len(prompt),
+                    answer.tokens,
+                    arrival_ns=arrival_ns,
+                    shared=segments,
+                    priority=ask.priority,
                 )
                 choice = Choice(reply, at * ask.n + number, answer, work)
                 reason = self.drive.submit(work, choice)
