@@ -51,7 +51,8 @@ def test_the_rule_holds_for_what_it_recommends(
 
 
 @pytest.mark.parametrize(
-    ("each", "margin"), [(0, 0.1), (-5, 0.1), (float("nan"), 0.1), (100, 1.0), (100, -0.1)]
+    ("each", "margin"),
+    [(0, 0.1), (-5, 0.1), (float("nan"), 0.1), (float("inf"), 0.1), (100, 1.0), (100, -0.1)],
 )
 def test_senseless_numbers_are_refused(each: float, margin: float) -> None:
     with pytest.raises(UsageError):

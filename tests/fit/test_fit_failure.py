@@ -63,6 +63,13 @@ def test_the_utilization_that_would_keep_the_context_is_told() -> None:
     assert found.estimated
 
 
+def test_the_utilization_of_a_nearly_full_device() -> None:
+    """club-3090 issue 323: 0.07 GiB at 0.92 of 23.58; 0.95 gave 0.78 GiB, 0.03 x 23.58 = 0.71 more."""
+    rows = V0_PROFILE.format(total=23.58, util=0.92, want=21.69)
+    assert failure(rows, NEED.format(asked=31_129, need=0.78, have=0.07, estimate="")).min_utilization == 0.96
+    assert failure(rows, NEED.format(asked=31_129, need=0.77, have=0.07, estimate="")).min_utilization == 0.95
+
+
 def test_without_the_total_memory_no_utilization_is_invented() -> None:
     found = failure(NEED.format(asked=32768, need=2.45, have=1.9, estimate=""))
     assert found.min_utilization is None
@@ -185,8 +192,8 @@ def test_a_start_that_was_killed_points_at_the_probe() -> None:
 BREAKDOWN = (
     "(Worker_TP0 pid=223) INFO 08-22 04:42:13 [gpu_worker.py:789] Free memory on device (30.27/31.4 GiB) on "
     "startup. Desired GPU memory utilization is (0.92, 28.88 GiB). Actual usage is {used}, and 0.09 GiB for "
-    "CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=12917635953` (12.0 GiB) to "
-    "fit into requested memory, or `--kv-cache-memory=14405811712` (13.4 GiB) to fully utilize gpu memory."
+    "CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=12917635953` (12 GiB) "
+    "to fit into requested memory, or `--kv-cache-memory=14405811712` (13.4 GiB) to fully utilize gpu memory."
 )
 
 

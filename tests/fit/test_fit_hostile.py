@@ -164,6 +164,13 @@ def test_the_last_of_several_starts_in_one_log_counts() -> None:
     assert report.seconds("total") == 86.0
 
 
+def test_a_start_after_one_that_was_killed_counts_alone() -> None:
+    first = DEFAULT.decode().replace("524,288", "100,000").split("INFO:     Started server")[0]
+    report = read(first + "KeyboardInterrupt: terminated\n" + DEFAULT.decode().replace("2963", "77"))
+    assert (report.status, report.starts, report.failure) == ("ready", 2, None)
+    assert [engine.kv_tokens for engine in report.engines] == [524_288]
+
+
 def test_a_failure_that_a_terminal_wrapped_is_put_together() -> None:
     text = (SHARED / "examples/11-v1-010-tpu-maxlen-estimate.log").read_text().splitlines()[-1]
     for width in (100, 120, 200):

@@ -177,6 +177,8 @@ def test_notes_say_what_is_unusual() -> None:
     assert any("blocks of 784 tokens" in note for note in hybrid.notes)
     heads = answer_model(read_model(MODELS / "qwen3-30b-a3b.json"), H100, options)
     assert any("4 KV heads on 8 GPUs" in note for note in heads.notes)
+    many = answer_model(LLAMA, H100, msgspec.structs.replace(options, parallel=Parallel(dp=4)))
+    assert any("4 engines, each with a cache of its own" in note for note in many.notes)
     packed = answer_model(
         read_model(MODELS / "gpt-oss-20b.json"), H100, Options(context=8192, version="0.33.0")
     )

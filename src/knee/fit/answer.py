@@ -45,11 +45,6 @@ def judge(
     Raises:
         UsageError: `p95_tokens` or `margin` make no sense.
     """
-    basis, refused = "p95", 0.0
-    if traffic is not None and report.max_model_len:
-        traffic, refused = servable(traffic, report.max_model_len)
-    if traffic is not None and p95_tokens is None:
-        p95_tokens, basis = percentile_tokens(traffic.prompt, traffic.output), f"p95 of {traffic.name}"
     if report.failure is not None:
         return FitAnswer(
             fits=False,
@@ -57,6 +52,11 @@ def judge(
             flag=report.failure.flag,
             report=report,
         )
+    basis, refused = "p95", 0.0
+    if traffic is not None and report.max_model_len:
+        traffic, refused = servable(traffic, report.max_model_len)
+    if traffic is not None and p95_tokens is None:
+        p95_tokens, basis = percentile_tokens(traffic.prompt, traffic.output), f"p95 of {traffic.name}"
     found = capacity_of(report, p95_tokens, max_num_seqs=max_num_seqs, margin=margin, basis=basis)
     if found is None:
         return FitAnswer(

@@ -53,7 +53,8 @@ def usable_tokens(engine: EngineKv, version: str = "") -> tuple[int | None, str]
     if effective > tokens * (1 + _ROUNDING) + length * 0.01:
         note = (
             f"the log prints {tokens:,} tokens, but a concurrency of {times:g} at {length:,} tokens means "
-            f"{effective:,}: layers of several kinds (sliding window, linear); the concurrency is right"
+            f"{effective:,}: layers of several kinds (sliding window, linear); the concurrency is right, and "
+            "requests shorter than a sliding window take more a token than that"
         )
         return effective, note
     return tokens, ""
@@ -64,6 +65,20 @@ def _prints_product(version: str) -> bool:
         return bool(version) and parse_version(version).reaches(_CONCURRENCY_IS_TRUTH_BEFORE)
     except UsageError:
         return False
+
+
+def check_rule(tokens_per_request: float, margin: float) -> None:
+    """See that a length is one and a margin a share.
+
+    Raises:
+        UsageError: `tokens_per_request` is not positive and finite, or `margin` not in [0, 1).
+    """
+    if not 0 < tokens_per_request < math.inf:
+        raise UsageError(
+            f"tokens per request are positive: {tokens_per_request:g}", "prompt plus output, as --p95-tokens"
+        )
+    if not 0 <= margin < 1:
+        raise UsageError(f"a margin lies between 0 and 1: {margin:g}", "0.1 leaves a tenth of the cache free")
 
 
 def apply_rule(
@@ -78,14 +93,9 @@ def apply_rule(
     """The rule for one engine with a cache of `kv_tokens` tokens.
 
     Raises:
-        UsageError: `tokens_per_request` is not positive, or `margin` not in [0, 1).
+        UsageError: as `check_rule`.
     """
-    if not tokens_per_request > 0:
-        raise UsageError(
-            f"tokens per request are positive: {tokens_per_request:g}", "prompt plus output, as --p95-tokens"
-        )
-    if not 0 <= margin < 1:
-        raise UsageError(f"a margin lies between 0 and 1: {margin:g}", "0.1 leaves a tenth of the cache free")
+    check_rule(tokens_per_request, margin)
     each = math.ceil(tokens_per_request)
     requests = kv_tokens // each
     recommended = int(kv_tokens * (1 - margin)) // each

@@ -34,7 +34,7 @@ def _count(text: str) -> int:
 
 def _start(server: Server, line: Line) -> None:
     """A line that opens a start: after one that is over, forget that one."""
-    if server.over:
+    if server.over or (server.failures and line.pid not in server.openers):
         server.clear()
         server.starts += 1
         server.see(line)
@@ -280,7 +280,7 @@ HANDLERS: dict[str, Handler] = {
         "the hybrid KV cache manager is off: sliding-window layers pay for the full context"
     ),
     "kv_padding": _note("padding between layer groups may waste up to {pct}% of the KV cache"),
-    "cp_multiplier": _note("the printed tokens are to be multiplied by the context parallel size {n}"),
+    "cp_multiplier": _note("the printed tokens count the context parallel size {n} already"),
     "cudagraph_util_equivalence": _graph_reservation,
     **FAILURES,
 }

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from knee.catalog.accelerators import Accelerator
-from knee.fit.capacity import MARGIN
+from knee.fit.capacity import MARGIN, check_rule
 from knee.fit.levers import Lever, levers
 from knee.fit.occupancy import Tail, blocks_of, percentile_tokens, tail
 from knee.fit.plan import MemoryPlan, Options, Range, plan_memory, requests_that_fit
@@ -68,6 +68,7 @@ def answer_model(
         tokens, basis = percentile_tokens(traffic.prompt, traffic.output), f"p95 of {traffic.name}"
     if tokens is None:
         tokens, basis = options.context, "the whole context"
+    check_rule(tokens, margin)
     each = math.ceil(tokens)
     requests = requests_that_fit(memory, each)
     found = _tail(memory, traffic) if traffic is not None else None
@@ -133,6 +134,8 @@ def _notes(
         notes.append(REFUSED.format(refused))
     if tokens > options.context:
         notes.append(f"requests of {tokens:,} tokens are longer than the context and are refused")
+    if options.parallel.dp > 1:
+        notes.append(f"{options.parallel.dp} engines, each with a cache of its own: counts are those of one")
     if memory.kv.padding_layers:
         notes.append(f"groups of layers are padded by {memory.kv.padding_layers} layers that hold nothing")
     if memory.kv.block_size != options.block_size:

@@ -72,7 +72,7 @@ def report_rows(report: StartupReport) -> Iterator[tuple[str, str]]:
     if report.phases:
         yield "start", ", ".join(f"{phase.name} {phase.seconds:g} s" for phase in report.phases)
     total = report.seconds("total")
-    if total is not None:
+    if total:
         low, high = (max(1, round(times * total / _PROBE_PERIOD_S)) for times in (2, 3))
         yield (
             "startup probe",
