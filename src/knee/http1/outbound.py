@@ -69,7 +69,6 @@ class Outbound(asyncio.Protocol):
         self._until_close = False
         self._complete = False
         self._keep_alive = False
-        self._read_ns = 0
         self._request = b""
         self._reused = False
         self.paused = False
@@ -120,7 +119,7 @@ class Outbound(asyncio.Protocol):
 
     def close(self) -> None:
         """Drop the connection; an exchange under way hears nothing more."""
-        self._exchange = None
+        self._exchange = self._parser = None
         if self._transport is not None:
             self._transport.abort()
 
@@ -140,29 +139,34 @@ class Outbound(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
-        self._read_ns = self.last_ns = self._now()
-        self.heard = True
-        if self._exchange is None or self._parser is None:
+        self.last_ns = self._now()
+        parser = self._parser
+        if parser is None:
             self.close()  # bytes nobody asked for: the connection cannot be trusted any more
             self._released(self, False)
             return
         if not self._in_body:
+            self.heard = True
             self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if not self._complete:
-                upgrade = isinstance(error, httptools.HttpParserUpgrade)
-                self.fail("not_http", "an upgrade nobody asked for" if upgrade else _first_line(error))
-                return
-            self._finish(reusable=False)  # whole, and then bytes that belong to no answer
+            self._broken(error)
             return
         if self._complete:
             self._finish(reusable=self._keep_alive)
-        elif not self._in_body and self._head_bytes > HEADER_LIMIT:
-            self.fail("too_large", f"{HEADER_LIMIT >> 10} KiB of headers")
         elif self._body_bytes > self._body_limit:
             self.fail("too_large", f"a body of {self._body_limit >> 10} KiB")
+        elif self._head_bytes > HEADER_LIMIT and not self._in_body:
+            self.fail("too_large", f"{HEADER_LIMIT >> 10} KiB of headers")
+
+    def _broken(self, error: Exception) -> None:
+        if self._complete:  # whole, and then bytes that belong to no answer
+            self._finish(reusable=False)
+        elif isinstance(error, httptools.HttpParserUpgrade):
+            self.fail("not_http", "an upgrade nobody asked for")
+        else:
+            self.fail("not_http", _first_line(error))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone, for whatever reason."""
@@ -171,7 +175,7 @@ class Outbound(asyncio.Protocol):
         if exchange is None:
             self._released(self, False)
         elif exc is None and self._in_body and self._until_close:
-            self._read_ns = self._now()
+            self.last_ns = self._now()
             self._finish(reusable=False)
         elif self._reused and not self.heard:
             self._exchange = None
@@ -198,13 +202,13 @@ class Outbound(asyncio.Protocol):
             return
         self._in_body = True
         self._until_close = not any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
-        self._exchange.head(self._read_ns, status, headers)
+        self._exchange.head(self.last_ns, status, headers)
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body."""
         self._body_bytes += len(data)
         if self._exchange is not None and not self._complete:
-            self._exchange.body(self._read_ns, data)
+            self._exchange.body(self.last_ns, data)
 
     def on_message_complete(self) -> None:
         """The end of the answer; an interim one (1xx) is followed by the real one."""
@@ -221,7 +225,7 @@ class Outbound(asyncio.Protocol):
             self.close()
         self._released(self, reusable)
         if exchange is not None:
-            exchange.end(self._read_ns)
+            exchange.end(self.last_ns)
 
 
 def _first_line(error: Exception) -> str:

@@ -131,10 +131,11 @@ class StreamExchange:
         stamps, pieces = self._stamps, self._pieces
         self._stamps, self._pieces, self._held = [], [], 0
         at_ns = stamps[-1] if stamps else 0
+        feed, read = self._parser.feed, self._read
         try:
             for at_ns, piece in zip(stamps, pieces, strict=True):
-                for data in self._parser.feed(piece):
-                    self._read(at_ns, data)
+                for data in feed(piece):
+                    read(at_ns, data)
             if last:
                 for data in self._parser.flush():
                     self._read(at_ns, data)
