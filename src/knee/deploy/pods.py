@@ -11,6 +11,8 @@ from knee.deploy.manifests import Manifest, dig, items
 
 Path = tuple[str | int, ...]
 
+SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
+
 _TEMPLATES: dict[str, Path] = {
     "Pod": ("spec",),
     "Deployment": ("spec", "template", "spec"),
@@ -58,32 +60,61 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         return int(text) if text is not None and text.isdecimal() else default
 
 
+Key = tuple[str, str, str]
+"""Kind, name and namespace of an object."""
+
+
 class Objects(msgspec.Struct, frozen=True, kw_only=True):
-    """All manifests that are checked together, and what is known beside them."""
+    """All manifests that are checked together, and what is known beside them.
+
+    The tables (`scalers` by what they scale, `by_namespace` of pods) let thousands of objects take seconds.
+    """
 
     manifests: tuple[Manifest, ...]
     pods: tuple[Pods, ...]
     engines: tuple[Engine, ...]
+    by_kind: dict[str, list[Manifest]]
+    scalers: dict[Key, list[Manifest]]
+    by_namespace: dict[str, list[Pods]]
     startup_s: float | None = None
 
     def of(self, *kinds: str) -> Iterator[Manifest]:
         """The manifests of these kinds."""
-        return (manifest for manifest in self.manifests if manifest.kind in kinds)
+        return (manifest for kind in kinds for manifest in self.by_kind.get(kind, ()))
 
-    def engines_of(self, kind: str, name: str, namespace: str) -> list[Engine]:
-        """The engines that the object `kind`/`name` makes."""
-        return [
-            engine
-            for engine in self.engines
-            if (engine.owner.kind, engine.owner.name) == (kind, name) and engine.owner.namespace == namespace
-        ]
+
+def key_of(manifest: Manifest) -> Key:
+    """What a reference to the object names."""
+    return manifest.kind, manifest.name, manifest.namespace
+
+
+def target_of(scaler: Manifest) -> Key:
+    """What an autoscaler scales."""
+    target = dig(scaler.body, "spec", "scaleTargetRef")
+    return str(dig(target, "kind") or "Deployment"), str(dig(target, "name") or ""), scaler.namespace
 
 
 def gather(manifests: list[Manifest], startup_s: float | None = None) -> Objects:
     """The pods and engines in `manifests`."""
     pods = tuple(found for manifest in manifests if (found := _pods(manifest)) is not None)
-    engines = tuple(engine for found in pods for engine in _engines(found))
-    return Objects(manifests=tuple(manifests), pods=pods, engines=engines, startup_s=startup_s)
+    by_kind: dict[str, list[Manifest]] = {}
+    scalers: dict[Key, list[Manifest]] = {}
+    for manifest in manifests:
+        by_kind.setdefault(manifest.kind, []).append(manifest)
+        if manifest.kind in SCALERS:
+            scalers.setdefault(target_of(manifest), []).append(manifest)
+    by_namespace: dict[str, list[Pods]] = {}
+    for found in pods:
+        by_namespace.setdefault(found.owner.namespace, []).append(found)
+    return Objects(
+        manifests=tuple(manifests),
+        pods=pods,
+        engines=tuple(engine for found in pods for engine in _engines(found)),
+        by_kind=by_kind,
+        scalers=scalers,
+        by_namespace=by_namespace,
+        startup_s=startup_s,
+    )
 
 
 def _pods(manifest: Manifest) -> Pods | None:

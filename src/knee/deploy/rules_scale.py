@@ -8,8 +8,8 @@ from knee.catalog.load import releases
 from knee.catalog.metrics import exposed_names, is_exposed
 from knee.deploy.finding import Found, Rule
 from knee.deploy.manifests import Manifest, Mapping, Sequence, dig, items
-from knee.deploy.pods import Objects
-from knee.deploy.selection import SCALERS, bounds, scalers_of
+from knee.deploy.pods import SCALERS, Key, Objects, key_of, target_of
+from knee.deploy.selection import bounds, scalers_of
 from knee.deploy.series import known, series_in
 
 _UTILISATION = re.compile(
@@ -21,8 +21,8 @@ _AGGREGATED = re.compile(
 _MODEL_LABEL = re.compile(r"[{,]\s*model\s*(=|!=|=~|!~)")
 
 
-def _targets_engine(objects: Objects, scaler: Manifest) -> bool:
-    return any(scaler in scalers_of(objects, engine.owner) for engine in objects.engines)
+def _of_engines(objects: Objects) -> set[Key]:
+    return {key_of(engine.owner) for engine in objects.engines}
 
 
 def _queries(scaler: Manifest) -> Iterator[tuple[int, Any, str]]:
@@ -33,8 +33,9 @@ def _queries(scaler: Manifest) -> Iterator[tuple[int, Any, str]]:
 
 def scale_signal(objects: Objects) -> Iterator[Found]:
     """Utilisation is high whenever the server has any load."""
+    ours = _of_engines(objects)
     for scaler in objects.of(*SCALERS):
-        if not _targets_engine(objects, scaler):
+        if target_of(scaler) not in ours:
             continue
         spec = scaler.body.get("spec")
         key = "triggers" if scaler.kind == "ScaledObject" else "metrics"
@@ -97,15 +98,17 @@ def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str 
 
 def scale_blind(objects: Objects) -> Iterator[Found]:
     """By default KEDA reads an empty answer as zero load."""
+    ours = _of_engines(objects)
     for scaler in objects.of("ScaledObject"):
         for index, trigger, query in _queries(scaler):
-            ours = _targets_engine(objects, scaler) or any(True for _ in series_in(query))
-            if ours and str(dig(trigger, "metadata", "ignoreNullValues")).lower() != "false":
+            meant = target_of(scaler) in ours or any(True for _ in series_in(query))
+            if meant and str(dig(trigger, "metadata", "ignoreNullValues")).lower() != "false":
                 yield scaler, ("spec", "triggers", index, "metadata"), "ignoreNullValues is true by default"
 
 
 def scale_bounds(objects: Objects) -> Iterator[Found]:
     """Bounds that contradict each other, or that nobody chose."""
+    ours = _of_engines(objects)
     for scaler in objects.of(*SCALERS):
         low, high = bounds(scaler)
         if low > high:
@@ -118,7 +121,7 @@ def scale_bounds(objects: Objects) -> Iterator[Found]:
                 f"idleReplicaCount {idle} is not below the minimum {low}",
             )
         unset = scaler.kind == "ScaledObject" and dig(scaler.body, "spec", "minReplicaCount") is None
-        if unset and _targets_engine(objects, scaler):
+        if unset and target_of(scaler) in ours:
             yield (
                 scaler,
                 ("spec",),

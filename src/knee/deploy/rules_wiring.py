@@ -34,18 +34,20 @@ def selector(objects: Objects) -> Iterator[Found]:
         own = dig(pods.owner.body, "spec", "selector")
         if pods.owner.kind not in ("Pod", "Job") and isinstance(own, dict) and not matches(own, pods.labels):
             yield pods.owner, ("spec", "selector"), "it does not take the pods of its own template"
+    beside: dict[tuple[str, str], list[str]] = {}
+    for pods in objects.pods:
+        beside.setdefault(_place(pods.owner), []).append(pods.owner.name)
     for chooser in objects.of(*_CHOOSERS):
-        here = [pods for pods in objects.pods if _beside(pods.owner, chooser)]
+        here = beside.get(_place(chooser))
         wanted = _selector(chooser)
         if here and isinstance(wanted, dict) and not selected(objects, chooser, wanted):
-            names = ", ".join(sorted(pods.owner.name for pods in here)[:5])
+            names = ", ".join(sorted(set(here))[:5])
             yield chooser, ("spec", "selector"), f"it takes no pod of {names}"
 
 
-def _beside(owner: Manifest, chooser: Manifest) -> bool:
-    """Same namespace and folder: a tree of many deployments holds Services for pods that are not in it."""
-    together = PurePath(owner.file).parent == PurePath(chooser.file).parent
-    return owner.namespace == chooser.namespace and together
+def _place(manifest: Manifest) -> tuple[str, str]:
+    """Namespace and folder: a tree of many deployments holds Services for pods that are not in it."""
+    return manifest.namespace, str(PurePath(manifest.file).parent)
 
 
 def port(objects: Objects) -> Iterator[Found]:

@@ -3,9 +3,7 @@
 from typing import Any
 
 from knee.deploy.manifests import Manifest, dig
-from knee.deploy.pods import Objects, Pods
-
-SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
+from knee.deploy.pods import Objects, Pods, key_of
 
 
 def matches(selector: Any, labels: dict[str, Any]) -> bool:
@@ -34,21 +32,13 @@ def _expression(item: Any, labels: dict[str, Any]) -> bool:
 def selected(objects: Objects, chooser: Manifest, selector: Any) -> list[Pods]:
     """The pods of `chooser`'s namespace that `selector` takes."""
     return [
-        pods
-        for pods in objects.pods
-        if pods.owner.namespace == chooser.namespace and matches(selector, pods.labels)
+        pods for pods in objects.by_namespace.get(chooser.namespace, ()) if matches(selector, pods.labels)
     ]
 
 
 def scalers_of(objects: Objects, owner: Manifest) -> list[Manifest]:
     """The autoscalers whose target is `owner`."""
-    return [
-        scaler
-        for scaler in objects.of(*SCALERS)
-        if dig(scaler.body, "spec", "scaleTargetRef", "name") == owner.name
-        and (dig(scaler.body, "spec", "scaleTargetRef", "kind") or "Deployment") == owner.kind
-        and scaler.namespace == owner.namespace
-    ]
+    return objects.scalers.get(key_of(owner), [])
 
 
 def bounds(scaler: Manifest) -> tuple[int, int]:
