@@ -51,7 +51,7 @@ def test_little_plus_twice_the_swing() -> None:
     limits = limits_from_knee(knee(16.0), [point(8, 2000, 100), point(16, 4000, 400), point(20, 9000, 5000)])
     assert limits.max_in_flight == 64 + 16  # 16/s x 4 s, and twice its square root
     assert limits.queue_deadline_ns == 300 * MS  # half of 1 s - 400 ms
-    assert limits.max_queue == 4  # 16/s x 0.3 s, rounded down
+    assert limits.max_queue == 2  # 16/s x 0.15 s, rounded down
     assert limits.drain_rate == 16.0
     assert limits.burst == 8  # 16/s x half of 1 s
 

@@ -25,7 +25,8 @@ def limits_from_knee(knee: Knee, points: Sequence[Point]) -> Limits:
     In flight: the rate that holds x the mean time in system there, plus twice its square root. Queue
     deadline: half of what the TTFT and E2E objectives leave above the values measured at that point, so that
     a request which had to wait still meets them; half a second without such an objective, two seconds at
-    most. Queue: what the knee drains within that deadline. Burst: what the knee serves in half the TTFT
+    most. Queue: what the knee drains in half the deadline, so that hardly a request waits in vain and those
+    that cannot be served are told so at once. Burst: what the knee serves in half the TTFT
     objective (half a second without one), so that a crowd at an idle replica has its first tokens in time.
 
     Raises:
@@ -39,7 +40,7 @@ def limits_from_knee(knee: Knee, points: Sequence[Point]) -> Limits:
     deadline_ns = _queue_deadline_ns(point)
     return Limits(
         max_in_flight=max(1, math.ceil(in_flight + SWING * math.sqrt(in_flight))),
-        max_queue=math.floor(point.rate * deadline_ns / NS_PER_S),
+        max_queue=math.floor(point.rate * deadline_ns / 2 / NS_PER_S),
         queue_deadline_ns=deadline_ns,
         drain_rate=point.rate,
         burst=max(1, math.ceil(point.rate * _burst_ns(knee.slo) / NS_PER_S)),
