@@ -64,11 +64,16 @@ class PrefixCache:
         At least one token is always left to compute (kv_cache_manager.get_computed_blocks).
         """
         most = (request.target - 1) // self.block_size
-        node, blocks, idle = self.root, 0, 0
+        node: Node | None = self.root
+        tokens = blocks = idle = 0
         for key in request.shared:
-            child = node.children.get(key)
+            tokens += key[1]
+            child = node.children.get(key) if node else None
             if child is None:
-                return blocks, idle
+                if tokens // self.block_size > blocks:
+                    return blocks, idle
+                node = None  # no block ends in it: nothing is missing yet
+                continue
             blocks = min(child.top, most)
             for low, high in child.extents:
                 if low < blocks:
