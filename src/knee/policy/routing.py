@@ -137,6 +137,8 @@ class Router:
         replicas = [self.replicas[name] for name in eligible if name in self.replicas]
         if not replicas:
             return None
+        if len(self.replicas) == 1:  # no choice, now or later
+            return Reservation(replicas[0])
         matched = self.prefixes.matched(keys)
         scores = score(replicas, now_ns)
         candidates = [

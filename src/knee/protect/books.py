@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import IO
 
 import msgspec
@@ -67,8 +68,16 @@ class Books(Collector):
         self.bytes_out = 0
         self._more = more
         self._log = log
+        self._second = (0, "")
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+
+    def stamp(self, wall_ns: int) -> str:
+        """`wall_ns` as ISO 8601 in UTC with milliseconds; the date is made once a second."""
+        second, rest_ns = divmod(wall_ns, NS_PER_S)
+        if second != self._second[0]:
+            self._second = (second, datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S"))
+        return f"{self._second[1]}.{rest_ns // 1_000_000:03d}Z"
 
     def note(self, entry: Entry) -> None:
         """A request is over."""

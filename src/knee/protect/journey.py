@@ -1,9 +1,8 @@
 """One request on its way through the gateway: what the log and the metrics will say of it."""
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
-from knee.core.units import NS_PER_S, ns_to_ms
+from knee.core.units import ns_to_ms
 from knee.http1.exchange import Request
 from knee.protect.answers import STOPPING
 from knee.protect.books import Books, Entry
@@ -55,7 +54,7 @@ class Journey:
             books.total.add(now_ns - self.arrived_ns)
         books.note(
             Entry(
-                at=datetime.fromtimestamp(wall_ns / NS_PER_S, UTC).isoformat(timespec="milliseconds"),
+                at=books.stamp(wall_ns),
                 id=self.id,
                 method=self._request.method,
                 path=self._request.path[:256],

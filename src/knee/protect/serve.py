@@ -1,6 +1,7 @@
 """Run a gateway: open its ports, and stop without breaking what is under way."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable
 from random import Random
@@ -109,6 +110,7 @@ async def _serve(make: Callable[[], RunningGateway], started: Callable[[RunningG
     await running.start()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
+    gc.freeze()  # what start-up made stays: the collector need not look at it again
     started(running)
     await told.wait()
     for number in (signal.SIGTERM, signal.SIGINT):

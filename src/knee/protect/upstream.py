@@ -88,8 +88,10 @@ class Upstream:
     def answered(self, status: int, now_ns: int) -> None:
         """A response head with `status` came for a real request."""
         self.last_byte_ns = now_ns
+        before = self.health.state
         self.health.on_answer(status, now_ns)
-        self._changed()
+        if self.health.state != before:
+            self._changed()
 
     def failed(self, cause: Cause, now_ns: int) -> None:
         """A real request got no whole answer because of `cause`."""
