@@ -36,10 +36,11 @@ def test_a_run_amounts_to_a_lock(tmp_path: Path) -> None:
     undecided = point_at(18.5, holds=None)
     invalid = msgspec.structs.replace(point_at(18.8), invalid=("the client fell behind",))
     closed = msgspec.structs.replace(point_at(18.9), max_concurrency=128)
-    points = [point_at(10.0), point_at(18.0), undecided, invalid, closed, point_at(20.0, holds=False)]
+    broke = point_at(18.7, holds=False)
+    points = [point_at(10.0), point_at(18.0), undecided, broke, invalid, closed, point_at(20.0, holds=False)]
     lock = read_lock(run_with(tmp_path / "run", points))
     assert lock.at_knee is not None
-    assert lock.at_knee.rate == 18.0
+    assert lock.at_knee.rate == 18.5
     assert (lock.vllm_version, lock.model, lock.flags, lock.simulated) == (
         "0.32.0",
         "m",

@@ -23,8 +23,8 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True):
     """A measured server.
 
     `flags` are vLLM's, keyed as vLLM spells them (`max_num_seqs`). `at_knee` is the point at the highest rate
-    that was shown to hold; `startup_s` the measured seconds from process start to the first answer; both are
-    None where nobody measured them. `simulated` says that the server was one.
+    that is not above the knee; `startup_s` the measured seconds from process start to the first answer. Both
+    are None where nobody measured them. `simulated` says that the server was one.
     """
 
     schema: int = LOCK_SCHEMA
@@ -118,11 +118,15 @@ def lock_of_run(path: Path) -> Lock:
 
 
 def _point_at(knee: Knee, points: list[Point]) -> Point | None:
-    """The valid open-loop point at the highest rate that holds and is not above the knee."""
-    held = [
+    """The valid open-loop point at the highest rate that is not above the knee.
+
+    The knee is estimated from all points together, so a single one may be undecided; one that broke is not
+    taken.
+    """
+    near = [
         point
         for point in points
-        if point.holds and point.max_concurrency is None and not point.invalid
+        if point.holds is not False and point.max_concurrency is None and not point.invalid
         and knee.holds is not None and point.rate <= knee.holds * (1 + 1e-9)
     ]  # fmt: skip
-    return max(held, key=lambda point: point.rate, default=None)
+    return max(near, key=lambda point: point.rate, default=None)

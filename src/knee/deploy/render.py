@@ -82,10 +82,10 @@ def text_of(rendered: Rendered) -> str:
 
 def _title(lock: Lock) -> str:
     knee = lock.knee
-    breaks = f", breaks at {knee.breaks:g}" if knee.breaks is not None else ""
+    breaks = f", breaks at {knee.breaks:.3g}" if knee.breaks is not None else ""
     return (
         f"{lock.model} on vLLM {lock.vllm_version or '(version unknown)'}"
-        f"{f', {lock.gpu}' if lock.gpu else ''}: one replica holds {knee.holds:g} req/s{breaks}\n"
+        f"{f', {lock.gpu}' if lock.gpu else ''}: one replica holds {knee.holds:.3g} req/s{breaks}\n"
         f"for {lock.slo}. Rendered by knee {__version__}; render again after the next measurement."
     )
 

@@ -26,6 +26,9 @@ TEARDOWN_S = 15
 STARTUP_FACTOR = 2.5
 """Between two and three times the measured start: a cold node reads weights from further away."""
 
+TAIL_FACTORS = {"p99": 2.0, "p95": 2.5, "p90": 3.0, "p50": 4.0}
+"""How much longer than a percentile the longest response may be: assumed, the more the less is known."""
+
 STARTUP_UNMEASURED_S = 1800
 STARTUP_FLOOR_S = 60
 
@@ -89,6 +92,7 @@ def size(lock: Lock, asked: Asked, drains: bool = True) -> Sizes:
     low, high = _replicas(rate, asked)
     in_flight, limit = _in_flight(lock, point)
     waiting = _waiting(point)
+    near = f"{point.rate:.3g} req/s, near the knee"
     return Sizes(
         probe_period=period,
         startup_failures=failures,
@@ -110,10 +114,10 @@ def size(lock: Lock, asked: Asked, drains: bool = True) -> Sizes:
         engine_queue_limit=Because(
             2 * limit.value, f"backstop: twice the router's bound of {limit.value} in flight per replica"
         ),
-        scale_waiting=Because(waiting, f"waiting per replica at the knee ({rate:g} req/s), at least 1"),
+        scale_waiting=Because(waiting, f"waiting per replica at {near}; at least 1"),
         scale_in_flight=Because(
             max(1, math.floor(HEADROOM * in_flight)),
-            f"{HEADROOM:.0%} of the {in_flight:.1f} requests in flight at the knee ({rate:g} req/s)",
+            f"{HEADROOM:.0%} of the {in_flight:.1f} requests in flight at {near}",
         ),
     )  # fmt: skip
 
@@ -157,23 +161,23 @@ def _drain(point: Point, asked: Asked) -> Because:
         if asked.longest_response_s <= 0:
             raise UsageError(f"a response takes time: {asked.longest_response_s:g} s")
         return Because(_round_up(asked.longest_response_s, 5), "the longest response, as given")
-    tail, name = _tail(point.e2e_ms)
-    seconds = max(10, _round_up(2 * tail / 1000, 5))
+    tail_ms, name, factor = _tail(point.e2e_ms)
     return Because(
-        seconds, f"twice the {name} of a whole response at the knee ({tail / 1000:.1f} s), at least 10 s"
+        max(10, _round_up(factor * tail_ms / 1000, 5)),
+        f"{factor:g} x the {name} of a whole response near the knee ({tail_ms / 1000:.1f} s), at least 10 s",
     )
 
 
-def _tail(summary: Summary) -> tuple[float, str]:
-    """The highest percentile that is finite, in milliseconds, and its name.
+def _tail(summary: Summary) -> tuple[float, str, float]:
+    """The highest percentile that is known, in ms, its name, and by how much the longest may exceed it.
 
     Raises:
         NoAnswer: not even the median is finite.
     """
-    for name in ("p99", "p95", "p90", "p50"):
+    for name, factor in TAIL_FACTORS.items():
         value = getattr(summary, name)
         if value is not None:
-            return float(value), name
+            return float(value), name, factor
     raise NoAnswer("no response ended at the knee, so how long one takes is not known")
 
 
@@ -194,7 +198,7 @@ def _replicas(rate: float, asked: Asked) -> tuple[Because, Because]:
         need = math.ceil(asked.peak_rate / (HEADROOM * rate))
         return low, Because(
             max(low.value, need + 1),
-            f"peak {asked.peak_rate:g} req/s ÷ ({HEADROOM:.0%} of {rate:g} req/s) = {need}, and one spare",
+            f"peak {asked.peak_rate:g} req/s ÷ ({HEADROOM:.0%} of {rate:.3g} req/s) = {need}, and one spare",
         )
     return low, Because(2 * low.value, "assumed: twice the minimum; give --peak-rate")
 
@@ -206,7 +210,7 @@ def _in_flight(lock: Lock, point: Point) -> tuple[float, Because]:
     limit = limits_from_knee(lock.knee, [point]).max_in_flight
     return mean, Because(
         limit,
-        f"{point.rate:g} req/s x {seconds:.2f} s in system = {mean:.1f} in flight at the knee,"
+        f"{point.rate:.3g} req/s x {seconds:.2f} s in system = {mean:.1f} in flight near the knee,"
         " plus two standard deviations",
     )
 
