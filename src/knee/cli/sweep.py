@@ -70,7 +70,9 @@ def sweep(
     given rate breaks it, 5 where no interval was found, 6 where the server was lost.
     """
     from knee.measure.live import connect
-    from knee.measure.sweep import Interrupted
+    from knee.measure.search import Search
+    from knee.measure.single import live_point
+    from knee.measure.sweep import Recorder, search_knee, sweep_offers
 
     objectives = parse_slo(slo)
     budget = _budget(precision, server_time, points)
@@ -85,18 +87,38 @@ def sweep(
     )  # fmt: skip
     target = connect(connection, workers=workers)
     run = _open_run(out, target, spec, objectives, seed)
-    try:
-        found = _measure(
-            target, objectives, run, offers=offers, budget=budget, clients=clients, spec=spec, seed=seed
+    log(f"run directory: {run}")
+    search = Search(
+        spec, objectives, seed=seed, budget=budget, clients=clients, flags=target.describe().flags
+    )
+    recorder = Recorder(make_point=live_point, run=run, tell=_tell, told=_told)
+    if offers:
+        found = sweep_offers(target, offers, objectives, recorder)
+    else:
+        found = search_knee(target, search, recorder)
+    return _conclude(found, target, objectives, run, as_json)
+
+
+def _conclude(found: "Sweep", target: "LiveTarget", slo: Slo, run: Path, as_json: bool) -> int:
+    """Close the run, show what was found, and say in the exit code what came of it.
+
+    Raises:
+        TargetLost: the server was lost on the way.
+    """
+    from knee.measure.sweep import finish
+
+    diagnosis = _diagnose(found, target, slo)
+    finish(run, found, diagnosis=diagnosis)
+    if found.ended == "target lost":
+        raise TargetLost(
+            f"{target.describe().name} was lost at point {len(found.points)}: {found.why}",
+            f"look at its log; the points are kept in {run}",
         )
-    except Interrupted as stopped:
-        _close(run, stopped.sweep, None)
-        log(f"knee: interrupted after {len(stopped.sweep.points)} points; they are kept in {run}")
+    if found.ended == "interrupted":
+        log(f"knee: interrupted at point {len(found.points)}; the points are kept in {run}")
         return EXIT_INTERRUPTED
-    diagnosis = _diagnose(found, target, objectives)
-    _close(run, found, diagnosis)
     result = SweepResult(sweep=found, diagnosis=diagnosis, run=str(run))
-    show(result, as_json, lambda: _render(result, objectives))
+    show(result, as_json, lambda: _render(result, slo))
     return _exit_code(found)
 
 
@@ -134,33 +156,6 @@ def _open_run(out: Path | None, target: "LiveTarget", spec: Any, slo: Slo, seed:
     return run
 
 
-def _measure(
-    target: "LiveTarget",
-    slo: Slo,
-    run: Path,
-    *,
-    offers: list[Any],
-    budget: "Budget",
-    clients: int,
-    spec: Any,
-    seed: int,
-) -> "Sweep":
-    from knee.measure.search import Search
-    from knee.measure.single import live_point
-    from knee.measure.sweep import Recorder, search_knee, sweep_offers
-
-    recorder = Recorder(make_point=live_point, run=run, tell=_tell, told=_told)
-    log(f"run directory: {run}")
-    if offers:
-        return sweep_offers(target, offers, slo, recorder)
-    search = Search(spec, slo, seed=seed, budget=budget, clients=clients, flags=target.describe().flags)
-    try:
-        return search_knee(target, search, recorder)
-    except TargetLost:
-        log(f"the points so far are kept in {run}")
-        raise
-
-
 def _tell(step: "Step") -> None:
     from knee.core.units import format_duration
 
@@ -193,12 +188,6 @@ def _diagnose(found: "Sweep", target: "LiveTarget", slo: Slo) -> "Diagnosis | No
     except NoAnswer as error:
         log(f"no diagnosis: {error}")
         return None
-
-
-def _close(run: Path, found: "Sweep", diagnosis: "Diagnosis | None") -> None:
-    from knee.measure.sweep import finish
-
-    finish(run, found, diagnosis=diagnosis)
 
 
 def _render(result: SweepResult, slo: Slo) -> "Group":

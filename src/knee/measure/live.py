@@ -1,7 +1,6 @@
 """A live server over HTTP, as a target."""
 
 import asyncio
-import contextlib
 from itertools import chain
 from pathlib import Path
 
@@ -32,6 +31,9 @@ from knee.workload.spec import Lengths
 
 PREFLIGHT_S = 10.0
 HEAD_START_NS = 20 * NS_PER_MS
+SETTLE_UNANSWERED = 20
+"""So many looks in a row without an answer, and the server is gone."""
+
 SETTLE_POLL_S = 0.25
 
 
@@ -132,13 +134,16 @@ class LiveTarget:
         if not self._metrics_urls:
             self._clock.sleep(min(0.5, limit_ns / NS_PER_S))
             return True
-        while True:
-            with contextlib.suppress(TargetError):
+        unanswered = 0
+        while unanswered < SETTLE_UNANSWERED and self._clock.monotonic_ns() < until_ns:
+            try:
                 if _busy(self.snapshot()) == 0:
                     return True
-            if self._clock.monotonic_ns() >= until_ns:
-                return False
+                unanswered = 0
+            except TargetError:
+                unanswered += 1
             self._clock.sleep(SETTLE_POLL_S)
+        return False
 
     async def _snapshot(self) -> Snapshot:
         clients = self._metrics_clients()

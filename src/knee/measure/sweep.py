@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from knee.core.errors import TargetLost
 from knee.core.point import Knee, Point
 from knee.core.run import MANIFEST, POINTS, SNAPSHOTS, append_lines, write_atomically
 from knee.core.slo import Slo
@@ -39,57 +38,46 @@ class Recorder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """Points in the order in which they were measured, and the knee where one was searched for."""
+    """Points in the order in which they were measured, and the knee where one was searched for.
+
+    `ended` says how it ended; `why` says more where the target was lost.
+    """
 
     points: tuple[Point, ...]
     knee: Knee | None = None
-
-
-class Interrupted(Exception):  # noqa: N818 - it is no error: the points so far are in `sweep`
-    """Ctrl-C during a point. `sweep` holds what was finished; the run directory has it too."""
-
-    def __init__(self, sweep: Sweep) -> None:
-        super().__init__("interrupted")
-        self.sweep = sweep
+    ended: Literal["complete", "interrupted", "target lost"] = "complete"
+    why: str = ""
 
 
 def search_knee(target: Target, search: Search, recorder: Recorder) -> Sweep:
-    """Measure what `search` asks for until it is over.
+    """Measure what `search` asks for until it is over, the target is lost, or Ctrl-C.
 
     Between points the target is left to become idle. Each point is appended to the run directory when it is
     finished.
-
-    Raises:
-        TargetLost: the target failed, or did not become idle; the points so far are kept.
-        Interrupted: Ctrl-C; the points so far are kept.
     """
     points: list[Point] = []
     while (step := search.next_step()) is not None:
         measured, point = _measure(target, step, search.slo, recorder, points)
         search.add(step, measured, point)
-        _go_on(target, point, Sweep(points=tuple(points), knee=search.knee()))
+        if (ended := _ended(target, point, points)) is not None:
+            return msgspec.structs.replace(ended, knee=search.knee())
     return Sweep(points=tuple(points), knee=search.knee())
 
 
 def sweep_offers(target: Target, offers: Sequence[Offer], slo: Slo, recorder: Recorder) -> Sweep:
-    """Measure the given offers in order; no knee is searched for.
-
-    Raises:
-        TargetLost, Interrupted: as `search_knee`.
-    """
+    """Measure the given offers in order, as `search_knee` does; no knee is searched for."""
     points: list[Point] = []
     for step in _steps(offers, slo):
         _, point = _measure(target, step, slo, recorder, points)
-        _go_on(target, point, Sweep(points=tuple(points)))
+        if (ended := _ended(target, point, points)) is not None:
+            return ended
     return Sweep(points=tuple(points))
 
 
 def finish(run: Path, sweep: Sweep, **more: Any) -> None:
     """Write the run's manifest: how it ended, the knee, and `more`."""
-    ended = next((p.stopped for p in sweep.points if p.stopped in {"interrupted", "target lost"}), "complete")
-    write_atomically(
-        run / MANIFEST, {"ended": ended, "points": len(sweep.points), "knee": sweep.knee, **more}
-    )
+    told = {"ended": sweep.ended, "why": sweep.why, "points": len(sweep.points), "knee": sweep.knee}
+    write_atomically(run / MANIFEST, {**told, **more})
 
 
 def _steps(offers: Sequence[Offer], slo: Slo) -> Iterator[Step]:
@@ -117,21 +105,18 @@ def keep_point(run: Path, number: int, point: Point, measured: Measured) -> None
     append_lines(run / SNAPSHOTS, [{"point": number, **msgspec.to_builtins(s)} for s in measured.snapshots])
 
 
-def _go_on(target: Target, point: Point, sweep: Sweep) -> None:
-    """Raise where the sweep cannot go on after `point`; else wait until the target is idle."""
-    name = target.describe().name
+def _ended(target: Target, point: Point, points: Sequence[Point]) -> Sweep | None:
+    """The sweep, where it cannot go on after `point`; else wait until the target is idle."""
     if point.stopped == "interrupted":
-        raise Interrupted(sweep)
+        return Sweep(points=tuple(points), ended="interrupted")
     if point.stopped == "target lost":
-        raise TargetLost(
-            f"{name} was lost after {len(sweep.points)} points: {', '.join(point.causes) or 'no answer'}",
-            "look at its log; the finished points are kept",
-        )
+        causes = ", ".join(point.causes) or "no answer"
+        return Sweep(points=tuple(points), ended="target lost", why=f"it no longer answers: {causes}")
     if not target.settle(SETTLE_LIMIT_NS):
-        raise TargetLost(
-            f"{name} did not become idle within {SETTLE_LIMIT_NS // NS_PER_S} s after a point",
-            "something else sends requests to it, or it hangs; the finished points are kept",
-        )
+        limit_s = SETTLE_LIMIT_NS // NS_PER_S
+        why = f"no answer, or not idle within {limit_s} s after a point: it died, hangs, or has other load"
+        return Sweep(points=tuple(points), ended="target lost", why=why)
+    return None
 
 
 def plan_of(
