@@ -51,13 +51,13 @@ def test_files_hold_one_noun() -> None:
 
 
 def test_functions_fit_a_screen() -> None:
+    """The body counts: the options of a command are a list, and as long as they are."""
     long = [
-        f"{name_of(path)}:{node.lineno} {node.name} ({node.end_lineno - node.lineno + 1} lines)"
+        f"{name_of(path)}:{node.lineno} {node.name} ({lines} lines)"
         for path in sources("src", "bench")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno >= FUNCTION_LINES
+        and (lines := (node.end_lineno or 0) - node.body[0].lineno + 1) > FUNCTION_LINES
     ]
     assert not long, f"functions of more than {FUNCTION_LINES} lines: {long}"
 
