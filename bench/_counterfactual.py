@@ -29,9 +29,6 @@ replace = msgspec.structs.replace
 FACTORS = (2, 4)
 """How far a limit is relaxed."""
 
-SHORTER = (2, 4, 16)
-"""By how much steps with prompts are shortened."""
-
 LIGHT = 0.1
 """The rate, over the knee, at which requests hardly meet: the unloaded latencies."""
 
@@ -43,6 +40,9 @@ BEYOND = 1.12
 
 RAISES = 1.15
 """A relaxation that raises the knee by this factor matters; by less than 1.05 it does not."""
+
+ALL = 1.08
+"""What all relaxations together may gain at most where the truth is compute."""
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +104,7 @@ def draw(seed: int) -> Server:
         arrivals=Arrivals(),
     )
     if rng.random() < 0.25:  # a front end that carries about as much as the engine does
-        front = NS_PER_S / capacity(config, workload) * between(0.4, 1.5)
+        front = NS_PER_S / capacity(config, workload) * between(0.8, 3)
         config = replace(config, front_end=FrontEnd(per_request_ns=round(front)))
     light = fixed + cost.per_seq_ns + cost.per_prefill_token_ns * prompt
     ttft = max(0.3, 8 * (light + config.front_end.per_request_ns) / NS_PER_S) * rng.choice([1, 2])
@@ -197,17 +197,19 @@ def relaxed(server: Server) -> dict[Limit, list[Server]]:
         ],
         "token_budget": [{"max_num_batched_tokens": f * config.max_num_batched_tokens} for f in FACTORS],
     }
-    lower = {max(64, config.max_num_seqs, config.max_num_batched_tokens // f) for f in SHORTER}
-    if min(lower) < config.max_num_batched_tokens:
-        changes["prefill_interference"] = [{"max_num_batched_tokens": tokens} for tokens in sorted(lower)]
+    prompt = round(server.workload.prompt_tokens.mean)
+    budgets = {max(64, config.max_num_seqs, config.max_num_batched_tokens // f) for f in FACTORS}
+    changes["prefill_interference"] = [
+        *({"max_num_batched_tokens": b} for b in sorted(budgets) if b < config.max_num_batched_tokens),
+        *({"long_prefill_token_threshold": max(16, prompt // f)} for f in FACTORS),
+    ]
     if config.front_end.per_request_ns:
         more = [replace(config.front_end, servers=f * config.front_end.servers) for f in FACTORS]
         changes["front_end"] = [{"front_end": front} for front in more]
     single = [every for limit, every in changes.items() if limit != "prefill_interference"]
     together = [{k: v for every in single for k, v in every[i].items()} for i in range(len(FACTORS))]
-    seqs = changes["sequence_cap"][0]["max_num_seqs"]
-    shorter = [together[0] | {"max_num_batched_tokens": max(tokens, seqs)} for tokens in sorted(lower)]
-    changes["none"] = together + shorter
+    shorter = {"long_prefill_token_threshold": max(16, prompt // FACTORS[-1])}
+    changes["none"] = [*together, together[0] | shorter]
     return {
         limit: [replace(server, config=replace(config, **change)) for change in every]
         for limit, every in changes.items()
@@ -228,7 +230,7 @@ def truth_of(gains: dict[Limit, float]) -> Limit | None:
     ordered = sorted(single.items(), key=lambda gain: -gain[1])
     (first, most), second = ordered[0], ordered[1][1]
     if most < 1.05:
-        return "compute" if gains["none"] < RAISES else None  # None: two limits, neither of which moves alone
+        return "compute" if gains["none"] < ALL else None  # None: two limits, neither of which moves alone
     return first if most >= RAISES and most >= 1.1 * second else None
 
 

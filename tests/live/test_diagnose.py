@@ -3,33 +3,54 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from tests.live.conftest import Start
 
+from knee.http1.client import fetch
+from knee.metrics.normalise import parse_page
+
 pytestmark = pytest.mark.live
 MAIN = [sys.executable, "-c", "from knee.cli.main import main; main()"]
 
 
 @contextmanager
-def load(url: str, *loads: tuple[str, ...]) -> Iterator[None]:
-    """`knee bench` with each of `loads` at once, for as long as the block lasts."""
+def load(url: str, *loads: tuple[str, ...], least: float = 6000) -> Iterator[None]:
+    """`knee bench` with each of `loads` at once, under way (`least` prompt tokens) when the block begins."""
     running = [
         subprocess.Popen(
-            [*MAIN, "bench", url, "--warmup", "1s", "--duration", "40s", "--drain", "5s", *one],
+            [*MAIN, "bench", url, "--warmup", "1s", "--duration", "60s", "--drain", "5s", *one],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         for one in loads
     ]
     try:
+        wait_until_busy(url, least)
         yield
     finally:
         for process in running:
             process.terminate()
             process.wait(30)
+
+
+def wait_until_busy(url: str, prompt_tokens: float, seconds: float = 90.0) -> None:
+    """Wait until the load has come through: its own preparations take a while on two cores."""
+    end = time.monotonic() + seconds
+    before = prompt_tokens_at(url)
+    while time.monotonic() < end:
+        if prompt_tokens_at(url) - before >= prompt_tokens:
+            return
+        time.sleep(0.5)
+    pytest.fail(f"no load reached {url} within {seconds} s")
+
+
+def prompt_tokens_at(url: str) -> float:
+    page = fetch(f"{url}/metrics", timeout_s=30).body.decode()
+    return parse_page(page, 0).engines["0"].counters["prompt_tokens"]
 
 
 def verdict(url: str, seconds: int = 15) -> dict[str, object]:
@@ -55,7 +76,7 @@ def test_a_cap_of_four_sequences(start_vllm: Start) -> None:
 
 def test_a_tiny_cache_with_long_outputs(start_vllm: Start) -> None:
     server = start_vllm("--kv-cache-memory-bytes", "6M", "--max-model-len", "1024", "--max-num-seqs", "16")
-    with load(server.url, ("--max-concurrency", "24", "--prompt", "32", "--output", "700")):
+    with load(server.url, ("--max-concurrency", "24", "--prompt", "32", "--output", "700"), least=700):
         found = verdict(server.url)
     assert found["limit"] == "kv_memory", found
     assert found["move"]["flag"] == "max_num_seqs"  # type: ignore[index]
@@ -64,8 +85,8 @@ def test_a_tiny_cache_with_long_outputs(start_vllm: Start) -> None:
 
 def test_long_prompts_against_steady_decodes(start_vllm: Start) -> None:
     server = start_vllm("--max-num-batched-tokens", "8192", "--no-enable-prefix-caching")
-    decodes = ("--max-concurrency", "3", "--prompt", "16", "--output", "1000")
-    prompts = ("--rate", "3", "--prompt", "1900", "--output", "2")
+    decodes = ("--max-concurrency", "4", "--prompt", "16", "--output", "1000")
+    prompts = ("--rate", "2", "--constant", "--prompt", "1900", "--output", "2")
     with load(server.url, decodes, prompts):
         found = verdict(server.url)
     assert found["limit"] == "prefill_interference", found

@@ -158,10 +158,11 @@ def lower_budget(s: Signals) -> Move | None:
 
 
 def step_base_s(s: Signals) -> float:
-    """What a step without prompts takes: the median gap between tokens, 0 where it is not known."""
+    """What a step without prompts takes: the median gap between tokens (of a bucket, its middle), else 0."""
     if s.itl_p50_s is not None:
         return s.itl_p50_s
-    return s.facts.light_itl_s or (s.itl_p50.low if s.itl_p50 is not None else 0.0)
+    middle = (s.itl_p50.low + s.itl_p50.high) / 2 if s.itl_p50 and s.itl_p50.high else 0.0
+    return s.facts.light_itl_s or middle
 
 
 def prompt_token_s(s: Signals) -> float | None:

@@ -9,6 +9,7 @@ from knee.diagnose.rules.queue import (
     PLATEAU,
     WORTH,
     bursts,
+    busy,
     drained,
     kv_full,
     plateau,
@@ -16,7 +17,7 @@ from knee.diagnose.rules.queue import (
     queues,
     saturated,
 )
-from knee.diagnose.signals import ITL, RUNNING, TTFT, Signals
+from knee.diagnose.signals import ITL, KV, RUNNING, TTFT, Signals
 from knee.diagnose.verdict import Binding, Confidence, Evidence
 
 FAR_ABOVE = 3.0
@@ -140,35 +141,24 @@ def front_end(s: Signals) -> Binding | None:
 
 def compute(s: Signals) -> Binding | None:
     """Requests wait or decode slowly though no flag holds them back."""
-    evidence = queue_evidence(s)
-    broken = s.facts.breaks("itl", "tpot", "e2e", "ttft")
     waits = queues(s) and not drained(s)
-    if not waits and not broken:
+    if not waits and not s.facts.breaks("itl", "tpot", "e2e", "ttft"):
         return None
-    running = s.queued_running or s.running
-    below_cap = running is not None and (
-        (s.cap is not None and (running.high if bursts(s) else running.mean / PINNED) < s.cap)
-        or (s.cap is None and s.running is not None and not plateau(s) and _has_been_more(running, s.running))
-    )
-    kv = s.queued_kv or s.kv
-    room = kv is not None and kv.high < KV_FULL and kv_full(s) is None and not s.preemptions
-    steps = s.fill is not None and s.fill < FULL_STEPS
-    if not room or not (below_cap or saturated(s)):
+    running, kv = s.queued_running or s.running, s.queued_kv or s.kv
+    if running is None or kv is None:
         return None
-    assert running is not None
-    assert kv is not None
-    evidence += [
-        Evidence(
-            metric=f"{RUNNING} mean",
-            value=running.mean,
-            threshold=s.cap,
-            reason="below the sequence cap" if below_cap else "a larger batch would hardly serve more",
-        ),
-        Evidence(
-            metric="kv_cache_usage_perc mean", value=kv.mean, threshold=0.9, reason="the KV cache has room"
-        ),
+    has_room = kv.high < KV_FULL and kv_full(s) is None and not s.preemptions
+    if not busy(s) and not (has_room and (_below_cap(s, running) or saturated(s))):
+        return None
+    roomy_steps = s.fill is not None and s.fill < FULL_STEPS
+    evidence = [
+        Evidence(metric=f"{RUNNING} mean", value=running.mean, threshold=s.cap, reason="requests that run")
     ]
-    if steps and s.fill is not None:
+    if has_room:
+        evidence.append(
+            Evidence(metric=f"{KV} mean", value=kv.mean, threshold=KV_FULL, reason="the KV cache has room")
+        )
+    if roomy_steps and s.fill is not None:
         evidence.append(
             Evidence(
                 metric="iteration_tokens mean share of the budget",
@@ -188,12 +178,27 @@ def compute(s: Signals) -> Binding | None:
         )
     return Binding(
         limit="compute",
-        confidence="medium" if steps or saturated(s) else "low",
-        why="requests wait for the step under way though sequences, KV cache and token budget have room",
-        evidence=tuple(evidence),
+        confidence="medium" if roomy_steps or saturated(s) else "low",
+        why=_why_compute(s),
+        evidence=(*evidence, *queue_evidence(s)),
         watch=(f"{TTFT} p95", f"{ITL} p50", "generation_tokens rate"),
         strength=0.7 if waits else 0.4,
     )
+
+
+def _why_compute(s: Signals) -> str:
+    if busy(s) and s.batch_gain is not None:
+        return f"a batch of twice the size would serve only {s.batch_gain - 1:.0%} more: the device is busy"
+    if saturated(s):
+        return "a larger batch would break the objective on the gap between tokens"
+    return "requests wait for the step under way though sequences, KV cache and token budget have room"
+
+
+def _below_cap(s: Signals, running: GaugeStats) -> bool:
+    """Whether fewer ran than the cap allows, or, where it is not known, than ran at another time."""
+    if s.cap is not None:
+        return (running.high if bursts(s) else running.mean / PINNED) < s.cap
+    return s.running is not None and not plateau(s) and _has_been_more(running, s.running)
 
 
 def _has_been_more(queued: GaugeStats, ever: GaugeStats) -> bool:

@@ -121,13 +121,16 @@ def kv_full(s: Signals) -> Evidence | None:
     return None
 
 
+def busy(s: Signals) -> bool:
+    """Whether a larger batch would hardly serve more: a step takes as much longer as it is given more."""
+    return s.batch_gain is not None and s.batch_gain < WORTH
+
+
 def saturated(s: Signals) -> bool:
-    """Whether a larger batch is no help: it hardly serves more, or its steps break the ITL objective."""
-    if s.batch_gain is not None and s.batch_gain < WORTH:
-        return True
+    """Whether twice the batch is no help: it serves no more, or its steps break the ITL objective."""
     bound, light, p50, p99 = s.facts.bound_s("itl"), s.facts.light_itl_s, s.itl_p50_s, s.itl_p99_s
-    if bound is None or light is None or p50 is None or p99 is None:
-        return False
+    if busy(s) or bound is None or light is None or p50 is None or p99 is None:
+        return busy(s)
     # The batch's share of a step doubles; what prompts add to the longest steps stays.
     return light + 2 * (p50 - light) + (p99 - p50) > OVER * bound
 
@@ -137,6 +140,8 @@ def kv_memory(s: Signals) -> Binding | None:
     waits = queues(s) and not drained(s)
     full = kv_full(s) if waits else None
     preempts = bool(s.preemptions) and (s.kv is None or s.kv.high >= 0.8)
+    if busy(s) and (s.preemptions or 0) < THRASHING * (s.finished or 0):
+        return None  # the cache filled up because the device is slow, and more of it would fill up too
     if full is None and not preempts:
         return None
     evidence = [full] if full else []
