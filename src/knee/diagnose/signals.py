@@ -79,9 +79,15 @@ class Signals(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def itl_p99_s(self) -> float | None:
-        """p99 of the gap between tokens as a client saw it; None without one."""
+        """p99 of the gap between tokens as a client saw it; None without one.
+
+        Where there were too few samples for a percentile of its own, the estimate that was judged stands in.
+        """
         point = self.facts.point
-        return point.itl_ms.p99 / 1000 if point is not None and point.itl_ms.p99 else None
+        if point is None or point.itl_ms.p99:
+            return point.itl_ms.p99 / 1000 if point is not None and point.itl_ms.p99 else None
+        judged = [j.value for j in point.judged if j.objective.metric == "itl" and j.value is not None]
+        return max(judged) / 1000 if judged else None
 
     @property
     def batch_gain(self) -> float | None:

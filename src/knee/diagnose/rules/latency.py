@@ -147,7 +147,7 @@ def compute(s: Signals) -> Binding | None:
     running, kv = s.queued_running or s.running, s.queued_kv or s.kv
     if running is None or kv is None:
         return None
-    has_room = kv.high < KV_FULL and kv_full(s) is None and not s.preemptions
+    has_room = kv.mean < KV_FULL and kv_full(s) is None and not s.preemptions
     if not busy(s) and not (has_room and (_below_cap(s, running) or saturated(s))):
         return None
     roomy_steps = s.fill is not None and s.fill < FULL_STEPS

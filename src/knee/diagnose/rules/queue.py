@@ -23,7 +23,7 @@ FULL_STEPS = 0.5
 PACKED = 0.85
 """The same where a cap or the cache holds as well: then only full steps say something of their own."""
 
-WORTH = 1.08
+WORTH = 1.07
 """What twice the batch must gain, else the device is the limit and not the flag."""
 
 OVER = 1.1
