@@ -27,13 +27,15 @@ MS = 1_000_000
 BIG = b'{"prompt":"' + b"x" * 200_000 + b'"}'
 
 
-def limits(in_flight: int = 1, queue: int = 0, deadline_ms: int = 1000, **more: float) -> Limits:
+def limits(
+    in_flight: int = 1, queue: int = 0, deadline_ms: int = 1000, drain_rate: float | None = None
+) -> Limits:
     return Limits(
         max_in_flight=in_flight,
         max_queue=queue,
         queue_deadline_ns=deadline_ms * MS,
         ready_wait_ns=300 * MS,
-        **more,
+        drain_rate=drain_rate,
     )
 
 

@@ -48,7 +48,7 @@ def gateway(
     connect_timeout: Annotated[str, typer.Option(help="Bound on connecting to a replica.")] = "2s",
     first_byte_timeout: Annotated[
         str, typer.Option(help="Bound from the sent request to the answer's first byte.")
-    ] = "300s",
+    ] = "600s",
     between_bytes_timeout: Annotated[str, typer.Option(help="Bound on every later silence.")] = "120s",
     probe_timeout: Annotated[str, typer.Option(help="How long a replica may take to answer a probe.")] = "5s",
     max_body_mib: Annotated[int, typer.Option(min=1, help="Largest request body, MiB.")] = 32,

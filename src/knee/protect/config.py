@@ -28,7 +28,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "prefix_affinity"
     health: HealthRules = HealthRules()
     connect_s: float = 2.0
-    first_byte_s: float = 300.0
+    first_byte_s: float = 600.0
     between_bytes_s: float = 120.0
     probe_s: float = 5.0
     probe_every_s: float = 1.0
