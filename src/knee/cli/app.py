@@ -13,6 +13,8 @@ from rich.console import Console
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 
+PIPE_WIDTH = 200
+
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -21,7 +23,8 @@ def show(value: Any, as_json: bool, render: Callable[[], object]) -> None:
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
     else:
-        out = Console(highlight=False, soft_wrap=True)
+        # A file or a pipe has no width; a table must not be cut to that of a terminal.
+        out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
         shown = render()
         if shown is not None:
             out.print(shown, markup=False) if isinstance(shown, str) else out.print(shown)
