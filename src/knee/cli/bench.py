@@ -56,6 +56,9 @@ def bench(
     timeout: to.TimeoutOption = "10m",
     workers: to.WorkersOption = 1,
     out: Annotated[Path | None, typer.Option(help="Run directory to write.")] = None,
+    save_result: Annotated[
+        Path | None, typer.Option(help="Also write JSON as `vllm bench serve --save-result` does.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Offer one rate to a live server and show what its requests saw.
@@ -69,13 +72,16 @@ def bench(
         url, model=model, endpoint=endpoint, stream=stream, n=n, body=body, headers=header,
         key_file=api_key_file, metrics=metrics, timeout=timeout,
     )  # fmt: skip
-    return run_bench(connection, offer, parse_slo(slo) if slo else Slo(()), Settings(out, workers, as_json))
+    return run_bench(
+        connection, offer, parse_slo(slo) if slo else Slo(()), Settings(out, save_result, workers, as_json)
+    )
 
 
 class Settings(NamedTuple):
     """Where results go, and how many processes send."""
 
     out: Path | None
+    save_result: Path | None
     workers: int
     as_json: bool
 
@@ -90,7 +96,7 @@ def run_bench(connection: "Connection", offer: "Offer", slo: Slo, settings: Sett
     for note in target.notes:
         log(f"note: {note}")
     with progress_line(offer) as target.progress:
-        point = measure_point(target, offer, slo, settings.out)
+        point = measure_point(target, offer, slo, settings.out, settings.save_result)
     show(point, settings.as_json, lambda: _render(point, target))
     if point.stopped == "target lost":
         raise TargetLost(f"{target.describe().name} stopped answering", "look at its log")

@@ -3,6 +3,7 @@
 import os
 import sys
 from importlib import import_module
+from keyword import iskeyword
 
 import typer
 
@@ -26,9 +27,10 @@ COMMANDS: tuple[str, ...] = (
     "catalog",
     "rules",
     "dashboard",
+    "import",
 )
 """The commands in the order of the story; each is a function, or a group of them, in the module of `knee.cli`
-of that name."""
+of that name (with an underscore after a word that Python keeps for itself)."""
 
 
 def _version(wanted: bool) -> None:
@@ -50,8 +52,8 @@ def build() -> typer.Typer:
         """Operate a vLLM server at the knee of its latency curve."""
 
     for name in COMMANDS:
-        module = import_module(f"knee.cli.{name}")
-        command = getattr(module, name)
+        spelled = f"{name}_" if iskeyword(name) else name
+        command = getattr(import_module(f"knee.cli.{spelled}"), spelled)
         if isinstance(command, typer.Typer):  # a command of several, like `knee deploy render`
             app.add_typer(command, name=name)
         else:

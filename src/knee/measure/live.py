@@ -86,6 +86,8 @@ class LiveTarget:
         self.run = run
         self.point = 0
         self.workers = workers
+        self.collect: list[RequestRecord] | None = None
+        """Where given, every finished request is appended here."""
         self.notes = served.notes
         """Remarks on the server that a report should carry."""
         self.progress: Progress | None = None
@@ -179,7 +181,7 @@ class LiveTarget:
                 client.close()
 
     async def _load(self, offer: Offer) -> Loader:
-        connection, clock, record = self.connection, self._clock, self.run is not None
+        connection, clock, record = self.connection, self._clock, self._keeps
         headers = connection.all_headers()
         if self.workers > 1:
             job = Job(
@@ -206,9 +208,17 @@ class LiveTarget:
             record=record,
         )
 
+    @property
+    def _keeps(self) -> bool:
+        return self.run is not None or self.collect is not None
+
     def _keep(self, records: list[RequestRecord]) -> None:
-        if self.run is not None and records:
-            numbered = [msgspec.structs.replace(record, point=self.point) for record in records]
+        if not self._keeps or not records:
+            return
+        numbered = [msgspec.structs.replace(record, point=self.point) for record in records]
+        if self.collect is not None:
+            self.collect += numbered
+        if self.run is not None:
             append_lines(self.run / RECORDS, numbered)
 
 

@@ -1,9 +1,12 @@
 """One point of a live server, checked and summarised."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from knee.core.clock import RealClock
+from knee.core.errors import InputError
 from knee.core.point import Point
 from knee.core.run import MANIFEST, POINTS, SNAPSHOTS, append_lines, create_run, write_atomically
 from knee.core.slo import Slo
@@ -11,6 +14,7 @@ from knee.measure.live import LiveTarget
 from knee.measure.point import make_point
 from knee.measure.target import Measured, Offer
 from knee.measure.validity import check_validity
+from knee.measure.vllm_result import vllm_result
 
 
 def live_point(measured: Measured, offer: Offer, slo: Slo) -> Point:
@@ -19,8 +23,10 @@ def live_point(measured: Measured, offer: Offer, slo: Slo) -> Point:
     return make_point(measured, offer, slo, invalid=verdict.invalid, notes=verdict.notes)
 
 
-def measure_point(target: LiveTarget, offer: Offer, slo: Slo, run: Path | None = None) -> Point:
-    """Measure one point; with `run`, into a new run directory.
+def measure_point(
+    target: LiveTarget, offer: Offer, slo: Slo, run: Path | None = None, result: Path | None = None
+) -> Point:
+    """Measure one point; `run` is a run directory to make, `result` a file to write as vLLM's benchmark does.
 
     Raises:
         InputError: the run directory exists and is not empty, or cannot be written.
@@ -30,6 +36,9 @@ def measure_point(target: LiveTarget, offer: Offer, slo: Slo, run: Path | None =
         plan = {"command": "bench", "target": target.describe(), "offer": offer, "slo": slo}
         create_run(run, plan)
         target.run = run
+    if result is not None:
+        target.collect = []
+    wall_ns = RealClock().wall_ns()
     measured = target.measure(offer)
     point = live_point(measured, offer, slo)
     if run is not None:
@@ -39,4 +48,19 @@ def measure_point(target: LiveTarget, offer: Offer, slo: Slo, run: Path | None =
             [{"point": 0, **msgspec.to_builtins(snapshot)} for snapshot in measured.snapshots],
         )
         write_atomically(run / MANIFEST, {"ended": point.stopped or "complete", "points": 1})
+    if result is not None:
+        arrivals = offer.workload.arrivals
+        write_result(result, vllm_result(point, target.collect or (), target.describe(), arrivals, wall_ns))
     return point
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """Write a result file.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        write_atomically(path, result)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
