@@ -25,14 +25,19 @@ SHARED = Path(__file__).parents[2].parent / "shared"
 SHORT = ["--prompt", "40", "--output", "4", "--duration", "500ms", "--warmup", "100ms"]
 
 
+BUSY = (0, 1)
+"""What a good point ends with: 1 where a busy machine made the client late, which it then says."""
+
+
 def bench(server: Scripted, *arguments: str) -> int:
     return run(["bench", server.url, *SHORT, *arguments])
 
 
 def test_one_point(capsys: pytest.CaptureFixture[str]) -> None:
     with scripted(steady(0.01, 0.002)) as server:
-        assert bench(server, "--rate", "80") == 0
+        code = bench(server, "--rate", "80")
     out, err = capsys.readouterr()
+    assert code == ("invalid:" in out)
     assert "offered" in out
     assert "TTFT" in out
     assert "vLLM 0.32.0" in out
@@ -42,16 +47,18 @@ def test_one_point(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json_is_one_point(capsys: pytest.CaptureFixture[str]) -> None:
     with scripted(steady(0.01, 0.002)) as server:
-        assert bench(server, "--rate", "80", "--json") == 0
+        assert bench(server, "--rate", "80", "--json") in BUSY
     point = msgspec.json.decode(capsys.readouterr().out, type=Point)
     assert point.offered == point.ok + point.failed + point.rejected + point.censored > 20
     assert point.prompt_tokens_mean == 40
 
 
-def test_the_slo_decides_the_exit_code() -> None:
+def test_the_slo_decides_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     with scripted(steady(0.05, 0.002)) as server:
         assert bench(server, "--rate", "200", "--slo", "ttft p50 < 5ms") == 1
-        assert bench(server, "--rate", "200", "--slo", "ttft p50 < 5s") == 0
+        capsys.readouterr()
+        code = bench(server, "--rate", "200", "--slo", "ttft p50 < 5s")
+        assert code == ("invalid:" in capsys.readouterr().out)
 
 
 def test_failures_are_shown_with_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +80,7 @@ def test_a_run_directory_holds_everything_and_no_secret(
     with scripted(steady(0.01, 0.002)) as server:
         page = (SHARED / "captures" / "metrics-after-few.txt").read_text()
         server.metrics = lambda: page
-        assert bench(server, "--rate", "80", "--out", str(out), "--header", "x-team: also-secret") == 0
+        assert bench(server, "--rate", "80", "--out", str(out), "--header", "x-team: also-secret") in BUSY
         assert server.calls[0].headers["authorization"] == "Bearer sk-very-secret"
         assert bench(server, "--rate", "80", "--out", str(out)) == 3
     assert "is not empty" in capsys.readouterr().err

@@ -21,6 +21,9 @@ CPU_SHARE = 0.95
 UNSENT_SHARE = 0.01
 CACHED_SHARE = 0.02
 LENGTH_SHARE = 0.02
+LUMP_NS = 20_000
+"""No server writes two tokens of one stream in 20 us; a read that brings both gives them the same instant."""
+LUMP_SHARE = 0.5
 CLOCK_JUMP_MS = 1_000.0
 MORE = "use more workers (--workers) or another machine"
 
@@ -48,6 +51,7 @@ def check_validity(measured: Measured, offer: Offer) -> Verdict:
         *_own_failures(observed),
         *_cached(health, measured, offer.workload.shares_text),
         *_lengths(observed, inside),
+        *_lumps(observed),
         *_clock(health),
     ]
     notes = [*health.notes, *_in_flight(observed, inside, measured), *_foreign(measured)]
@@ -125,6 +129,18 @@ def _lengths(observed: Observed, inside: Bools) -> list[str]:
     if abs(came - asked) <= LENGTH_SHARE * asked:
         return []
     return [f"answers held {came / asked:.0%} of the tokens asked for; does the server stop early at an EOS?"]
+
+
+def _lumps(observed: Observed) -> list[str]:
+    """Chunks that come together were held back on the way, and their gaps are not the server's."""
+    chunk_ns = observed.gaps.chunk_ns
+    if chunk_ns is None or len(chunk_ns) < 100:
+        return []
+    share = float((chunk_ns < LUMP_NS).mean())
+    if share <= LUMP_SHARE:
+        return []
+    what = f"{share:.0%} of the chunks came at once with the one before"
+    return [f"{what}: something on the way holds streams back (a proxy that buffers?), so gaps say nothing"]
 
 
 def _clock(health: ClientHealth) -> list[str]:
