@@ -18,11 +18,12 @@ END = 1_000_000
 
 def _run(world: World, drive: Drive) -> dict[str, Any]:
     engine, load, now = Engine(world.config), world.load(), 0
+    engine.metrics.keep_gaps = True
     gaps: Counter[int] = Counter()
     at_cuts = []
     for until in (*world.cuts, END):
         now = drive(engine, load, now, max(now, until))
-        for ns, count, _ in engine.take_gaps():
+        for ns, count, _ in engine.metrics.take_gaps().tolist():
             gaps[ns] += count
         states = [(r.id, made, last) for r, made, last in engine.unfinished()]
         at_cuts.append((now, engine.gauges(), engine.scheduler.steps, states, engine.metrics.counters()))

@@ -16,9 +16,6 @@ from knee.engine.metrics import Metrics
 from knee.engine.request import Request
 from knee.engine.scheduler import Scheduler, Step
 
-Gap = tuple[int, int, int]
-"""A gap in ns, between how many pairs of tokens it was seen, and when the later ones came."""
-
 
 class StepResult(msgspec.Struct, frozen=True):
     """One step: it takes `duration_ns` and ends at `end_ns`.
@@ -55,7 +52,6 @@ class Engine:
         self._began_ns = 0  # when the step before the pending one ended
         self._late: dict[Request, int] = {}  # when a decode that missed a step had its last token
         self._aborting: list[Request] = []
-        self._gaps: list[Gap] = []
 
     def add(self, request: Request, now_ns: int) -> str:
         """Take a request; "" if it is queued, else the reason why it is not.
@@ -159,14 +155,14 @@ class Engine:
         if longer_ns:
             for i in range(steps):
                 end_ns += first_ns + i * longer_ns
-                self._gap(first_ns + i * longer_ns, decodes, end_ns)
+                self.metrics.stepped((first_ns + i * longer_ns, decodes, end_ns, decodes, 1))
         else:
             end_ns += steps * first_ns
-            if steps > 1:
-                self._gap(first_ns, decodes * (steps - 1), end_ns - first_ns)
-            self._gap(first_ns, decodes, end_ns)
+            if steps > 1:  # only the last one may end past the instant that somebody waits for
+                before = steps - 1
+                self.metrics.stepped((first_ns, decodes * before, end_ns - first_ns, decodes, before))
+            self.metrics.stepped((first_ns, decodes, end_ns, decodes, 1))
         self.metrics.generated += decodes * steps
-        self.metrics.iteration_tokens.observe(decodes, steps)
         self._pending = NOTHING_LEFT
         self.step_end_ns = end_ns
         return end_ns
@@ -219,15 +215,6 @@ class Engine:
                 last_ns = self._late.get(request, self.step_end_ns)
                 yield request, request.made_by(self.scheduler.steps), last_ns
 
-    def take_gaps(self) -> list[Gap]:
-        """The gaps between tokens since the last call, in order of their ends."""
-        gaps, self._gaps = self._gaps, []
-        return gaps
-
-    def _gap(self, ns: int, count: int, at_ns: int) -> None:
-        self.metrics.inter_token.observe(ns, count)
-        self._gaps.append((ns, count, at_ns))
-
     def _emit(self, step: Step, end_ns: int) -> None:
         """Count a token for each request that gets one: its first, or one after a gap."""
         metrics = self.metrics
@@ -239,15 +226,13 @@ class Engine:
                 prompt_tokens += request.prompt_tokens
                 metrics.started(request)
             elif request in self._late:
-                self._gap(end_ns - self._late.pop(request), 1, end_ns)
+                metrics.stepped((end_ns - self._late.pop(request), 1, end_ns, 0, 0))
             else:
                 plain += 1
-        if plain:
-            self._gap(end_ns - self._began_ns, plain, end_ns)
         tokens = step.decodes + len(step.emits)
         if tokens:
             metrics.generated += tokens
-            metrics.iteration_tokens.observe(tokens + prompt_tokens)
+            metrics.stepped((end_ns - self._began_ns, plain, end_ns, tokens + prompt_tokens, 1))
 
     def _drop(self, request: Request, now_ns: int) -> None:
         if self.requests.pop(request.id, None) is None:

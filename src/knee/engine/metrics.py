@@ -109,11 +109,30 @@ class Metrics:
         self.first_token = _tally("time_to_first_token_seconds", max_model_len)
         self.inter_token = _tally("inter_token_latency_seconds", max_model_len)
         self._by_request = {name: _tally(name, max_model_len) for name in PER_REQUEST}
+        self.keep_gaps = False
         self._rows: list[tuple[int, ...]] = []
+        self._steps: list[tuple[int, int, int, int, int]] = []
+        self._gaps: list[Ints] = []
 
     def copy(self) -> "Metrics":
         """The same so far; from here on each counts for itself."""
         return deepcopy(self)
+
+    def stepped(self, row: tuple[int, int, int, int, int]) -> None:
+        """A gap in ns, between how many pairs of tokens, when; tokens of an iteration, and of how many such.
+
+        The first three are kept for `take_gaps` where `keep_gaps` is set.
+        """
+        self._steps.append(row)
+        if len(self._steps) >= FOLD_AT:
+            self._fold_steps()
+
+    def take_gaps(self) -> Ints:
+        """The gaps between tokens since the last call: a row (ns, between how many pairs, when) for each."""
+        self._fold_steps()
+        gaps = np.concatenate([column([]).reshape(-1, 3), *self._gaps])
+        self._gaps.clear()
+        return gaps
 
     def started(self, request: Request) -> None:
         """A request got its first token."""
@@ -154,6 +173,7 @@ class Metrics:
     def histograms(self) -> dict[str, Histogram]:
         """Histograms under their normalised names."""
         self._fold()
+        self._fold_steps()
         return {
             "iteration_tokens": self.iteration_tokens.histogram(),
             "time_to_first_token_seconds": self.first_token.histogram(),
@@ -166,6 +186,15 @@ class Metrics:
             rows = column(self._rows).T
             self._rows.clear()
             self.ended_all(rows)
+
+    def _fold_steps(self) -> None:
+        if self._steps:
+            rows = column(self._steps)
+            self._steps.clear()
+            self.inter_token.observe_all(rows[:, 0], rows[:, 1])
+            self.iteration_tokens.observe_all(rows[:, 3], rows[:, 4])
+            if self.keep_gaps:
+                self._gaps.append(rows[rows[:, 1] > 0, :3])
 
     def ended_all(self, rows: Ints) -> None:
         """Count requests that ended; their columns are the rows of `rows`.

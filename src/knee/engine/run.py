@@ -93,11 +93,13 @@ class Run:
             plain_books.count(self._plain, self._engine.metrics, over=True)
             self._plain = None
             return
+        self._engine.metrics.keep_gaps = False
         for number in list(self._engine.requests):
             self._engine.abort(number, self._engine_ns)
 
     def _begin(self) -> None:
         self._engine_ns = self._start_ns
+        self._engine.metrics.keep_gaps = True
         self._seen = Seen(self._start_ns, self._counted_ns)
         requests = one_by_one(self._schedule(), self._start_ns)
         self._load: OpenLoop | ClosedLoop = (
@@ -108,4 +110,4 @@ class Run:
 
     def _skip(self, until_ns: int) -> None:
         self._engine_ns = skip_until(self._engine, self._load, self._engine_ns, self._start_ns + until_ns)
-        self._seen.gap(self._engine.take_gaps())
+        self._seen.gap(self._engine.metrics.take_gaps())

@@ -73,36 +73,70 @@ class Scheduler:
         return step
 
     def schedule_quietly(self) -> Step | None:
-        """The same plan without a look at each decode; None if one of them may be left out or preempted."""
-        config, kv = self.config, self.kv
-        decodes = len(self.running) - len(self.prefilling)
-        budget = config.max_num_batched_tokens - decodes
-        limit = config.long_prefill_token_threshold
+        """The same plan without a look at each decode; None if that takes one.
+
+        It does not as long as every decode gets its token and, first come first served, only the last running
+        requests can lose their blocks.
+        """
+        config, kv, prefilling = self.config, self.kv, self.prefilling
+        chunks = self._chunks()
+        if chunks is None:
+            return None
+        step = Step()
+        growth = needed = self.residues[self.steps % config.block_size]
+        for request, tokens in chunks:
+            growth += kv.blocks_for(request.computed + tokens) - kv.blocks_for(request.computed)
+        if growth > kv.free:
+            if config.scheduling_policy != "fcfs" or config.long_prefill_token_threshold:
+                return None
+            needed = self._make_room(step, chunks)
+        step.decodes = len(self.running) - len(prefilling)
+        step.context_tokens = self.decode_context + step.decodes * (self.steps + 1)
+        if needed:
+            kv.take(needed)
+        budget = config.max_num_batched_tokens - step.decodes
+        for request, tokens in chunks:
+            kv.grow(request, request.computed, request.computed + tokens)
+            step.planned[request] = tokens
+            budget -= tokens
+        if self.waiting and not step.preempted:
+            self._schedule_waiting(step, budget)
+        if step.planned:
+            self._advance(step)
+        return step
+
+    def _chunks(self) -> list[tuple[Request, int]] | None:
+        """What each unfinished prefill computes next; None if a decode behind it may come off worse."""
+        if not self.prefilling:
+            return []
+        limit = self.config.long_prefill_token_threshold
+        budget = self.config.max_num_batched_tokens - len(self.running) + len(self.prefilling)
         chunks = []
-        growth = self.residues[self.steps % config.block_size]
         for request in self.prefilling.values():
             tokens = request.target - request.computed
             if limit and tokens > limit:
                 tokens = limit
             if tokens > budget:
-                if limit:  # a decode behind it may come off worse
+                if limit:
                     return None
                 tokens = budget
             budget -= tokens
             chunks.append((request, tokens))
-            growth += kv.blocks_for(request.computed + tokens) - kv.blocks_for(request.computed)
-        if growth > kv.free:
-            return None
-        step = Step()
-        step.decodes = decodes
-        step.context_tokens = self.decode_context + decodes * (self.steps + 1)
-        kv.take(self.residues[self.steps % config.block_size])
-        for request, tokens in chunks:
-            kv.grow(request, request.computed, request.computed + tokens)
-            step.planned[request] = tokens
-        self._schedule_waiting(step, budget)
-        self._advance(step)
-        return step
+        return chunks
+
+    def _make_room(self, step: Step, chunks: list[tuple[Request, int]]) -> int:
+        """Preempt the last that run until the others have what they need; what their decodes need of it."""
+        kv, slot = self.kv, self.steps % self.config.block_size
+        while True:
+            growth = self.residues[slot]
+            for request, tokens in chunks:
+                growth += kv.blocks_for(request.computed + tokens) - kv.blocks_for(request.computed)
+            if growth <= kv.free:
+                return self.residues[slot]
+            victim = next(reversed(self.running.values()))
+            if chunks and chunks[-1][0] is victim:
+                chunks.pop()
+            self._preempt(victim, step)
 
     def growth(self, steps: int) -> int:
         """Blocks that those who decode take in the next `steps` steps."""
@@ -119,17 +153,19 @@ class Scheduler:
     def finish(self) -> list[Request]:
         """The step is over: the requests that ended with it leave, in the order of admission."""
         self.steps += 1
-        done = self.finishing(self.steps)
-        self.ends.pop(self.steps, None)
-        while self.ending and self.ending[0] <= self.steps:
-            heapq.heappop(self.ending)
+        if not self.ending or self.ending[0] > self.steps:
+            return []
+        heapq.heappop(self.ending)
+        done = self.ends.pop(self.steps)
+        if len(done) > 1:
+            done.sort(key=_by_serial)
         for request in done:
             self.leave(request)
         return done
 
     def finishing(self, steps: int) -> list[Request]:
         """Who ends when `steps` steps are done, in the order of admission."""
-        return sorted(self.ends.get(steps, ()), key=lambda request: request.serial)
+        return sorted(self.ends.get(steps, ()), key=_by_serial)
 
     def leave(self, request: Request) -> None:
         """A request ends, wherever it is: its seat and its blocks are free again."""
@@ -251,3 +287,7 @@ class Scheduler:
         self._stop_decoding(request)
         request.made = made
         self._decode_until(request, end + 1)
+
+
+def _by_serial(request: Request) -> int:
+    return request.serial

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from knee.core.requests import CENSORED, FAILED, NEVER, OK, REJECTED, Gaps, Ints, Observed
-from knee.engine.engine import Gap
 from knee.engine.request import Request
 
 QUEUE_LIMITS = frozenset({"max_num_queued_reqs", "max_num_queued_tokens"})
@@ -31,7 +30,7 @@ class Seen:
         self._asked = array("q")
         self._made = array("q")
         self._outcome = array("b")
-        self._gaps: tuple[array[int], ...] = (array("q"), array("q"), array("q"))
+        self._gaps: list[Ints] = [np.zeros((0, 3), dtype=np.int64)]
         self.causes: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -63,13 +62,9 @@ class Seen:
         self._last[number] = request.last_ns - self._start_ns
         self._made[number] = request.output_tokens
 
-    def gap(self, gaps: Iterable[Gap]) -> None:
-        """Gaps between tokens, in order of their ends."""
-        ns, count, at = self._gaps
-        for gap in gaps:
-            ns.append(gap[0])
-            count.append(gap[1])
-            at.append(gap[2] - self._start_ns)
+    def gap(self, gaps: Ints) -> None:
+        """Gaps between tokens in order of their ends: a row (ns, between how many pairs, when) for each."""
+        self._gaps.append(gaps - (0, 0, self._start_ns))
 
     def observed(self, unfinished: Iterable[tuple[Request, int, int]], now_ns: int) -> Observed:
         """All there is to see at `now_ns`.
@@ -83,7 +78,8 @@ class Seen:
             last[number] = last_ns - self._start_ns
             made[number] = tokens
         due = _column(self._due)
-        ns, count, at = (_column(part) for part in self._gaps)
+        self._gaps = [np.concatenate(self._gaps)]
+        ns, count, at = self._gaps[0].T
         return Observed(
             due_ns=due,
             sent_ns=due.copy(),

@@ -199,6 +199,5 @@ class Drive:
 
     def _begin(self, at_ns: int) -> None:
         self._pending = self.engine.next_step(at_ns)
-        self.engine.take_gaps()  # nobody here asks for them, and they pile up
         if self._pending is not None:
             self._alarm.arm(self._origin_ns + self._pending.end_ns)
