@@ -25,7 +25,7 @@ def _run(world: World, drive: Drive) -> dict[str, Any]:
         now = drive(engine, load, now, max(now, until))
         for ns, count, _ in engine.metrics.take_gaps().tolist():
             gaps[ns] += count
-        states = [(r.id, made, last) for r, made, last in engine.unfinished()]
+        states = [(r.id, *rest) for r, *rest in engine.unfinished()]
         at_cuts.append((now, engine.gauges(), engine.scheduler.steps, states, engine.metrics.counters()))
     return {
         "at cuts": at_cuts,

@@ -208,12 +208,12 @@ class Engine:
             "kv_cache_usage_perc": scheduler.kv.usage,
         }
 
-    def unfinished(self) -> Iterator[tuple[Request, int, int]]:
-        """Between two steps: requests with some of their tokens, how many, and when the last one came."""
+    def unfinished(self) -> Iterator[tuple[Request, int, int, int]]:
+        """Between steps, requests with some of their tokens: when the first came, how many, when the last."""
         for request in self.requests.values():
             if request.first_ns != NEVER:
                 last_ns = self._late.get(request, self.step_end_ns)
-                yield request, request.made_by(self.scheduler.steps), last_ns
+                yield request, request.first_ns, request.made_by(self.scheduler.steps), last_ns
 
     def _emit(self, step: Step, end_ns: int) -> None:
         """Count a token for each request that gets one: its first, or one after a gap."""

@@ -6,6 +6,7 @@ from knee.core.requests import Observed, Requests
 from knee.core.snapshot import EngineSnapshot
 from knee.engine import plain_books
 from knee.engine.engine import Engine, cache_config_info
+from knee.engine.front_end import Fronted
 from knee.engine.load import ClosedLoop, OpenLoop, one_by_one
 from knee.engine.plain import NotPlain, Plain, is_plain
 from knee.engine.seen import Seen
@@ -68,6 +69,8 @@ class Run:
         """All there is to see now."""
         if self._plain is not None:
             return plain_books.observed(self._plain)
+        if self._fronted is not None:
+            return self._seen.observed(self._fronted.unfinished(self._engine_ns), self._engine_ns)
         return self._seen.observed(self._engine.unfinished(), self._engine_ns)
 
     def gauges(self) -> dict[str, float]:
@@ -99,7 +102,6 @@ class Run:
 
     def _begin(self) -> None:
         self._engine_ns = self._start_ns
-        self._engine.metrics.keep_gaps = True
         self._seen = Seen(self._start_ns, self._counted_ns)
         requests = one_by_one(self._schedule(), self._start_ns)
         self._load: OpenLoop | ClosedLoop = (
@@ -108,6 +110,15 @@ class Run:
             else ClosedLoop(requests, self._seen, self._clients, self._start_ns)
         )
 
+        front = self._engine.config.front_end
+        has_front = front.per_request_ns > 0 or front.per_token_ns > 0
+        self._fronted = Fronted(self._engine, self._load) if has_front else None
+        self._engine.metrics.keep_gaps = not has_front
+
     def _skip(self, until_ns: int) -> None:
+        if self._fronted is not None:
+            self._engine_ns = self._fronted.run(self._engine_ns, self._start_ns + until_ns)
+            self._seen.gap(self._fronted.take_gaps(self._engine_ns))
+            return
         self._engine_ns = skip_until(self._engine, self._load, self._engine_ns, self._start_ns + until_ns)
         self._seen.gap(self._engine.metrics.take_gaps())

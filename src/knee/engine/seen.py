@@ -66,15 +66,15 @@ class Seen:
         """Gaps between tokens in order of their ends: a row (ns, between how many pairs, when) for each."""
         self._gaps.append(gaps - (0, 0, self._start_ns))
 
-    def observed(self, unfinished: Iterable[tuple[Request, int, int]], now_ns: int) -> Observed:
+    def observed(self, unfinished: Iterable[tuple[Request, int, int, int]], now_ns: int) -> Observed:
         """All there is to see at `now_ns`.
 
-        `unfinished` are the requests that have some of their tokens, how many, and when the last one came.
+        `unfinished` are requests with some of their tokens: when the first came, how many, when the last.
         """
         first, last, made = _column(self._first), _column(self._last), _column(self._made)
-        for request, tokens, last_ns in unfinished:
+        for request, first_ns, tokens, last_ns in unfinished:
             number = int(request.id)
-            first[number] = request.first_ns - self._start_ns
+            first[number] = first_ns - self._start_ns
             last[number] = last_ns - self._start_ns
             made[number] = tokens
         due = _column(self._due)
