@@ -61,7 +61,7 @@ def failing(url: str, timeout_s: float = 0.3) -> HttpError:
     begun = time.monotonic()
     with pytest.raises(HttpError) as caught:
         fetch(url, timeout_s=timeout_s, body_limit=100_000)
-    assert time.monotonic() - begun < timeout_s + 0.4
+    assert time.monotonic() - begun < timeout_s + 2
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 4
     return caught.value
