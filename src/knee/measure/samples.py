@@ -38,7 +38,7 @@ def known_stretch(
     Of that, as much as lies further back than the longest bound on a wait, so that what has not come by then
     has broken the bound whenever it may come.
     """
-    if stopped_ns is None or stopped_ns >= end_ns + _longest_wait_ns(slo):
+    if stopped_ns is None:
         return Stretch(start_ns=start_ns, end_ns=end_ns)
     reach = _longest_wait_ns(slo)
     unfinished = observed.due_ns[(observed.first_ns == NEVER) & (observed.outcome == CENSORED)]
@@ -138,12 +138,12 @@ def _violated(observed: Observed, objective: Objective, slo: Slo, stretch: Stret
     """Per request: did it violate this objective on a share?"""
     if objective.metric == "rejected":
         return np.asarray(observed.outcome == REJECTED)
-    failed = np.asarray(observed.outcome == FAILED)
+    failed: Bools = observed.outcome == FAILED
     if stretch.running_at_ns is None:
         failed = failed | (observed.outcome == CENSORED)
     if objective.metric == "errors":
         return failed
-    missed = failed | (observed.outcome == REJECTED)
+    missed: Bools = failed | (observed.outcome == REJECTED)
     for other in slo.objectives:
         if other.quantile is not None:
             missed = missed | _missed(observed, other, stretch)

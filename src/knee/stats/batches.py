@@ -50,16 +50,45 @@ def batch_share(seen: Samples, window: Window) -> Share:
     batches = min(MOST_BATCHES, samples // 4)
     if value in (0.0, 1.0) or batches < FEWEST_BATCHES or end <= start:
         return Share(value=value, trials=binomial, degrees=max(3.0, samples - 1.0), samples=samples)
-    index = np.clip(((seen.at - start) / (end - start) * batches).astype(np.int64), 0, batches - 1)
-    weight = np.bincount(index, weights, batches)
-    excess = np.bincount(index, seen.values * weights, batches) - value * weight
-    while batches // 2 >= FEWEST_BATCHES and _lag1(excess) > 1.645 / math.sqrt(batches):
-        batches //= 2
-        excess = excess[: 2 * batches].reshape(batches, 2).sum(axis=1)
-    left = min(0.8, max(0.0, _lag1(excess)))
-    variance = float((excess**2).sum()) * batches / (batches - 1) / total**2 * (1 + left) / (1 - left)
+    variance, degrees = _variance(_excess(seen, window, batches))
     trials = value * (1 - value) / variance if variance > 0 else math.inf
-    return Share(value=value, trials=min(trials, binomial), degrees=batches - 1.0, samples=samples)
+    return Share(value=value, trials=min(trials, binomial), degrees=degrees, samples=samples)
+
+
+def paired_error(one: Samples, other: Samples, window: Window, stretch: float) -> tuple[float, float]:
+    """The standard error of the difference of two shares seen under the same arrivals, and its degrees.
+
+    `other` was seen with time divided by `stretch`, so its window is `window` divided by `stretch`. Chance
+    that both saw alike cancels batch by batch (a control variate with coefficient one: Lavenberg and Welch
+    1981; with batch means: Nelson 1989).
+    """
+    scaled = (window[0] / stretch, window[1] / stretch)
+    batches = min(MOST_BATCHES, len(one) // 4, len(other) // 4)
+    if batches < FEWEST_BATCHES:
+        return math.inf, 3.0
+    variance, degrees = _variance(_excess(one, window, batches) - _excess(other, scaled, batches))
+    return math.sqrt(variance), degrees
+
+
+def _excess(seen: Samples, window: Window, batches: int) -> Floats:
+    """Per batch of equal time: what its violations exceed the overall share by, relative to the total."""
+    start, end = window
+    total = float(seen.weights.sum())
+    share = float((seen.values * seen.weights).sum()) / total
+    index = np.clip(((seen.at - start) / (end - start) * batches).astype(np.int64), 0, batches - 1)
+    bad = np.bincount(index, seen.values * seen.weights, batches)
+    found: Floats = (bad - share * np.bincount(index, seen.weights, batches)) / total
+    return found
+
+
+def _variance(excess: Floats) -> tuple[float, float]:
+    """The variance of a sum of correlated batches, and its degrees of freedom."""
+    while len(excess) // 2 >= FEWEST_BATCHES and _lag1(excess) > 1.645 / math.sqrt(len(excess)):
+        excess = excess[: len(excess) // 2 * 2].reshape(-1, 2).sum(axis=1)
+    batches = len(excess)
+    left = min(0.8, max(0.0, _lag1(excess)))
+    variance = float((excess**2).sum()) * batches / (batches - 1) * (1 + left) / (1 - left)
+    return variance, batches - 1.0
 
 
 def _binomial_trials(weights: Floats) -> float:

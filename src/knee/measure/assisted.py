@@ -1,0 +1,95 @@
+"""The knee with the model's help: its long-run answer, corrected by how the server differs from it."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from knee.core.slo import Slo
+from knee.engine.plain import is_plain
+from knee.measure.estimate import Estimate
+from knee.measure.longrun import LongRun, Shares, long_run_knee, long_run_shares, sharpen
+from knee.measure.model import UNBOUNDED_BLOCKS, Model
+from knee.measure.paired import Shift, find_shift, less_extra
+from knee.measure.trial import Trial
+from knee.stats.distributions import student_quantile
+from knee.workload.spec import Workload
+
+LOCAL = 0.12
+"""How much of the distance between a point's rate and the knee its shift may be wrong by: the server need not
+differ from its model by the same factor everywhere."""
+
+NEAR = 0.25
+LEAST = 0.003
+PRIOR = 0.06
+FIRST_REQUESTS = 12_000
+MOST, MOST_PLAIN = 6.0, 40.0
+"""How many times as many requests the last long run may have; the plain engine is that much faster."""
+
+
+class Assisted(msgspec.Struct, frozen=True, kw_only=True):
+    """An estimate with what it came from."""
+
+    estimate: Estimate
+    model_knee: float
+    shifts: tuple[Shift, ...]
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the model takes noise away rather than adding it."""
+        return any(one.error < one.plain_error for one in self.shifts)
+
+
+def model_knee(model: Model, workload: Workload, slo: Slo, guess: float, error: float) -> LongRun | None:
+    """The model's own long-run knee, to about a relative `error`; None where it has none."""
+    adjusted = Slo(tuple(less_extra(objective, model) for objective in slo.objectives))
+
+    def shares(requests: int) -> Shares:
+        return long_run_shares(model, workload, adjusted, requests)
+
+    try:
+        found = long_run_knee(shares(FIRST_REQUESTS), adjusted, guess)
+    except ValueError:
+        return None
+    plain = is_plain(model.config) and model.config.num_gpu_blocks >= UNBOUNDED_BLOCKS
+    requests = round(FIRST_REQUESTS * min(MOST_PLAIN if plain else MOST, (found.error / error) ** 2))
+    return sharpen(found, shares(requests), adjusted) if requests > 1.5 * FIRST_REQUESTS else found
+
+
+def assisted_estimate(
+    model: Model, long_run: LongRun, trials: Sequence[Trial], slo: Slo, confidence: float
+) -> Assisted | None:
+    """The knee from the shifts of points near the model's; None where no point can be compared."""
+    number = long_run.binding
+    near = [trial for trial in trials if abs(math.log(trial.offer.rate / long_run.knee)) < NEAR]
+    found = [find_shift(model, trial, number, slo, long_run.slopes[number]) for trial in near]
+    shifts = tuple(one for one in found if one is not None)
+    if not shifts:
+        return None
+    knees = [math.log(long_run.knee) - one.shift for one in shifts]
+    errors = [
+        math.hypot(one.error, LOCAL * abs(math.log(one.rate) - knee))
+        for one, knee in zip(shifts, knees, strict=True)
+    ]
+    # The model itself is evidence too: what it says of the server is seldom off by more than twice PRIOR.
+    knees.append(math.log(long_run.knee))
+    errors.append(PRIOR)
+    weights = [1 / max(LEAST, error) ** 2 for error in errors]
+    total = sum(weights)
+    middle = sum(w * k for w, k in zip(weights, knees, strict=True)) / total
+    scatter = sum(w * (k - middle) ** 2 for w, k in zip(weights, knees, strict=True))
+    misfit = scatter / (len(knees) - 1) if len(knees) > 1 else 1.0
+    error = math.hypot(math.sqrt(max(1.0, misfit) / total), long_run.error)
+    reach = student_quantile((1 + confidence) / 2, max(one.degrees for one in shifts)) * error
+    return Assisted(
+        estimate=Estimate(
+            low=math.exp(middle - reach),
+            estimate=math.exp(middle),
+            high=math.exp(middle + reach),
+            binding=slo.objectives[number],
+            misfit=misfit,
+            method="assisted",
+        ),
+        model_knee=long_run.knee,
+        shifts=shifts,
+    )

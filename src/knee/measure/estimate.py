@@ -1,0 +1,67 @@
+"""What the points so far say about the knee."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from knee.core.slo import Objective, Slo
+from knee.measure.judge import Score
+from knee.measure.trial import Trial
+from knee.stats.crossing import Crossing, Seen, find_crossing
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """The knee as far as known: bounds, the likeliest rate, and which objective binds there."""
+
+    low: float
+    estimate: float
+    high: float
+    binding: Objective
+    misfit: float = 1.0
+    method: str = "plain"
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval over the estimate."""
+        return (self.high - self.low) / 2 / self.estimate
+
+
+def plain_estimate(trials: Sequence[Trial], slo: Slo, capacity: float, confidence: float) -> Estimate | None:
+    """The knee from the shares of violations at the points alone; None without points.
+
+    The knee is the lowest of the objectives' crossings, so each bound is the lowest of theirs.
+    """
+    if not trials:
+        return None
+    ceiling = ceiling_of(trials, capacity)
+    found: list[tuple[Objective, Crossing]] = []
+    for number, objective in enumerate(slo.objectives):
+        seen = [_seen(trial, trial.scores[number]) for trial in trials]
+        found.append((objective, find_crossing(seen, trials[0].scores[number].allowed, ceiling, confidence)))
+    binding, least = min(found, key=lambda pair: pair[1].estimate)
+    return Estimate(
+        low=min(crossing.low for _, crossing in found),
+        estimate=least.estimate,
+        high=min(crossing.high for _, crossing in found),
+        binding=binding,
+        misfit=least.misfit,
+    )
+
+
+def ceiling_of(trials: Sequence[Trial], capacity: float) -> float:
+    """The capacity, corrected by what was served without growth: a rate that held cannot be above it."""
+    served = [trial.point.served_rate for trial in trials if not trial.growth.grows]
+    return max([capacity, *served])
+
+
+def _seen(trial: Trial, one: Score) -> Seen:
+    """A backlog that grows without bound breaks every bound on a wait in the long run."""
+    share, trials = one.share.value, one.share.trials
+    if trial.growth.grows and one.objective.metric in ("ttft", "e2e", "goodput"):
+        share, trials = max(share, 0.9), max(trials, 20.0)
+    return Seen(
+        rate=trial.offer.rate,
+        share=share if one.share.samples else 0.0,
+        trials=trials,
+        degrees=one.share.degrees,
+    )

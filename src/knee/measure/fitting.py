@@ -1,0 +1,136 @@
+"""Fit the step cost of a batch engine to what requests saw: the model behind the search's control variate."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from knee.core.requests import NEVER, OK, Ints, Observed
+from knee.core.units import NS_PER_S
+from knee.stats.percentile import Floats
+
+_STEPS_PER_BIN = 24
+_FEWEST_BINS = 8
+_WORTH = 1.15
+
+
+class StepFit(msgspec.Struct, frozen=True, kw_only=True):
+    """Nanoseconds per step, per sequence in it, per prefill token, per token of context that is read.
+
+    `error` is the relative residual.
+    """
+
+    fixed_ns: float
+    per_seq_ns: float
+    per_prefill_token_ns: float
+    per_context_token_ns: float
+    error: float
+
+
+def fit_steps(seen: Sequence[Observed]) -> StepFit | None:
+    """The step cost that explains the gaps between tokens; None where there are too few of them.
+
+    Every running sequence gets one token a step, so a token seen while n requests stream stands for 1/n of a
+    step. Over bins of some 24 steps, decoding time = fixed x steps + per sequence x tokens + per prefill
+    token x prompts that got their first token there + per context token x tokens held by streaming requests: least
+    squares, weighted towards equal relative errors, with costs kept at or above zero. Bins are wider than a
+    chunked prefill, so that it does not matter in which of its steps a prompt was read.
+    """
+    rows = [row for observed in seen for row in _rows(observed)]
+    if len(rows) < _FEWEST_BINS:
+        return None
+    table = np.array(rows)
+    times, causes = table[:, 0], table[:, 1:]
+    causes = causes / times[:, None]
+    found, error = _nonnegative(causes)
+    simple, simple_error = _nonnegative(causes[:, :3])
+    if simple_error < _WORTH * error:  # context explains too little to be told from the rest
+        found, error = np.append(simple, 0.0), simple_error
+    if found[0] + found[1] <= 0:
+        return None
+    return StepFit(
+        fixed_ns=float(found[0]),
+        per_seq_ns=float(found[1]),
+        per_prefill_token_ns=float(found[2]),
+        per_context_token_ns=float(found[3]),
+        error=error,
+    )
+
+
+def _rows(observed: Observed) -> list[tuple[float, ...]]:
+    """Per bin: decoding time in ns, steps, sequence-steps, prefill tokens, context tokens read."""
+    gaps = observed.gaps
+    began = observed.first_ns != NEVER
+    if len(gaps.ns) < _STEPS_PER_BIN or not began.any():
+        return []
+    order = np.argsort(gaps.at_ns, kind="stable")
+    at, ns, count = gaps.at_ns[order], gaps.ns[order], gaps.count[order]
+    starts = np.sort(observed.first_ns[began])
+    finished = observed.outcome == OK
+    ends = np.sort(observed.last_ns[finished])
+    streaming = _streaming(starts, ends, at)
+    steps = count / streaming
+    bins = np.floor(np.cumsum(steps) / _STEPS_PER_BIN).astype(np.int64)
+    edges = at[np.searchsorted(bins, np.arange(bins[-1] + 1), side="left")]
+    size = int(bins[-1]) + 1
+    first = observed.first_ns[began]
+    # A prompt that was read while nobody streamed lengthened nobody's gap.
+    counted = np.searchsorted(starts, first, side="left") > np.searchsorted(ends, first, side="left")
+    counted &= first >= at[0]
+    where = np.searchsorted(edges, first[counted], side="right") - 1
+    prompts = np.bincount(where, observed.prompt_tokens[began][counted], size)
+    joined = np.bincount(where, minlength=size)
+    time = np.bincount(bins, ns * steps, size)
+    stepped = np.bincount(bins, steps, size)
+    tokens = np.bincount(bins, count, size)
+    context = np.bincount(bins, steps * _context(observed, at), size)
+    return [
+        (time[i], stepped[i], tokens[i] + joined[i], prompts[i], context[i])
+        for i in range(1, size - 1)
+        if stepped[i] > _STEPS_PER_BIN / 2 and time[i] > 0 and time[i] < 3600 * NS_PER_S
+    ]
+
+
+def streaming_at(observed: Observed, at: Ints) -> Floats:
+    """How many requests stream at each instant."""
+    starts = np.sort(observed.first_ns[observed.first_ns != NEVER])
+    return _streaming(starts, np.sort(observed.last_ns[observed.outcome == OK]), at)
+
+
+def _streaming(starts: Ints, ends: Ints, at: Ints) -> Floats:
+    """How many requests have had their first token before each instant and have tokens left at it."""
+    inside = np.searchsorted(starts, at, side="left") - np.searchsorted(ends, at, side="left")
+    found: Floats = np.maximum(inside, 1).astype(np.float64)
+    return found
+
+
+def _context(observed: Observed, at: Ints) -> Floats:
+    """Tokens of context held at each instant by the requests that stream then, each growing evenly."""
+    began = observed.first_ns != NEVER
+    first, last = observed.first_ns[began], np.maximum(observed.last_ns[began], observed.first_ns[began])
+    pace = observed.output_tokens[began] / np.maximum(1, last - first)
+    base = observed.prompt_tokens[began] - pace * first
+    leaves = np.where(observed.outcome[began] == OK, last, np.iinfo(np.int64).max)
+    total = np.zeros(len(at))
+    for instants, sign in ((first, 1.0), (leaves, -1.0)):
+        order = np.argsort(instants)
+        until = np.searchsorted(instants[order], at, side="left")
+        for terms, factor in ((base, 1.0), (pace, at)):
+            total += sign * factor * np.concatenate([[0.0], np.cumsum(terms[order])])[until]
+    return np.maximum(total, 0.0)
+
+
+def _nonnegative(causes: Floats) -> tuple[Floats, float]:
+    """Coefficients >= 0 that make every row sum to 1, and the residual (root mean square).
+
+    Least squares; while a coefficient is negative, the most negative one is left out.
+    """
+    kept = list(range(causes.shape[1]))
+    found = np.zeros(causes.shape[1])
+    while kept:
+        solved = np.linalg.lstsq(causes[:, kept], np.ones(len(causes)), rcond=None)[0]
+        if (solved >= 0).all():
+            found[kept] = solved
+            break
+        kept.pop(int(np.argmin(solved)))
+    return found, float(np.sqrt(((1 - causes @ found) ** 2).mean()))

@@ -1,0 +1,157 @@
+"""The long-run knee of a model: the answer that short windows of the server are corrected towards."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from knee.core.slo import Slo
+from knee.core.units import s_to_ns
+from knee.measure.model import Model, replay
+from knee.measure.profile import draw
+from knee.measure.samples import Stretch, allowed_share, violations
+from knee.measure.target import Offer
+from knee.stats.batches import Share, batch_share
+from knee.workload.spec import Workload
+
+_SEED = 0x10_06
+_WARMUP = 0.06
+_MEAN_OVER = 1 << 20
+_EVALUATIONS = 14
+_TYPICAL_SLOPE = 40.0
+_STEEPEST = 400.0
+_STRIDE = 0.12
+_NEAR_ENOUGH = 0.4
+
+Shares = Callable[[float], tuple[Share, ...]]
+"""The long-run share of violations of every objective at a rate."""
+
+
+class LongRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's knee in requests/s, the number of the objective that binds there, and its relative error.
+
+    A slope is the rise of the log odds of a violation per unit of log rate, one for each objective.
+    """
+
+    knee: float
+    binding: int
+    slopes: tuple[float, ...]
+    error: float
+
+
+def long_run_shares(model: Model, workload: Workload, slo: Slo, requests: int, seed: int = _SEED) -> Shares:
+    """Shares of violations on the model over `requests` requests, always the same ones.
+
+    The rate is that of the work which this schedule really brings: its arrivals and lengths, which differ by
+    chance from what the workload says, are known, so the rate is corrected for them (a control variate).
+    """
+    excess = _excess_work(model, workload, requests, seed)
+
+    def shares(rate: float) -> tuple[Share, ...]:
+        nominal = rate / excess
+        offer = Offer(
+            workload=workload,
+            rate=nominal,
+            seed=seed,
+            warmup_ns=s_to_ns(requests * _WARMUP / nominal),
+            window_ns=s_to_ns(requests * (1 - _WARMUP) / nominal),
+            drain_ns=s_to_ns(max((o.bound for o in slo.objectives if o.quantile), default=0) / 1000 + 1),
+        )
+        observed = replay(model, offer, 1.0)
+        stretch = Stretch(
+            start_ns=offer.warmup_ns,
+            end_ns=offer.warmup_ns + offer.window_ns,
+            running_at_ns=observed.end_of_load_ns,
+        )
+        return tuple(
+            batch_share(violations(observed, objective, slo, stretch), stretch.seconds)
+            for objective in slo.objectives
+        )
+
+    return shares
+
+
+def _excess_work(model: Model, workload: Workload, requests: int, seed: int) -> float:
+    """Work that the schedule's first `requests` requests bring a second at rate 1, over what is expected."""
+    if workload.arrivals.burst_size:
+        return 1.0  # bursts come on top of the rate, and nothing is left to chance in them
+    due, prompts, outputs = draw(workload, 1.0, seed, requests)
+    _, all_prompts, all_outputs = draw(workload, 1.0, seed + 1, _MEAN_OVER)
+    cost = model.config.step_cost
+    token = cost.per_seq_ns + cost.fixed_ns / model.config.max_num_seqs
+    brought = cost.per_prefill_token_ns * prompts.mean() + token * outputs.mean()
+    expected = cost.per_prefill_token_ns * all_prompts.mean() + token * all_outputs.mean()
+    return float(requests / due[-1] * brought / expected)
+
+
+def long_run_knee(shares: Shares, slo: Slo, guess: float) -> LongRun:
+    """The rate at which the first objective reaches its allowed share in the long run.
+
+    A safeguarded secant on the log odds over the log of the rate; each evaluation is a whole long run, so it
+    stops as soon as the last one is so close that its own slope tells the rest.
+
+    Raises:
+        ValueError: no such rate was found near `guess`.
+    """
+    allowed = [logit(allowed_share(objective)) for objective in slo.objectives]
+    at, found = math.log(guess), shares(guess)
+    seen = _odds(found)
+    low, high, stride = -math.inf, math.inf, _STRIDE
+    slopes = [_TYPICAL_SLOPE] * len(allowed)
+    for _ in range(_EVALUATIONS):
+        number = max(range(len(allowed)), key=lambda i: seen[i] - allowed[i])
+        missing = allowed[number] - seen[number]
+        low, high = (at, high) if missing > 0 else (low, at)
+        step = missing / slopes[number]
+        if low == -math.inf or high == math.inf:  # not between two yet: go, and ever faster
+            step = math.copysign(min(max(abs(step), stride / 4), stride), step)
+            stride *= 1.7
+        if not low < at + step < high:
+            step = (low + high) / 2 - at
+        if abs(missing) < _NEAR_ENOUGH and abs(step) < _STRIDE / 3:
+            return _long_run(at, found, slopes, allowed)
+        before, was = seen, at
+        at += step
+        found = shares(math.exp(at))
+        seen = _odds(found)
+        for i in range(len(allowed)):
+            if -9 < seen[i] < 9 and -9 < before[i] < 9:
+                slopes[i] = min(_STEEPEST, max(1.0, (seen[i] - before[i]) / (at - was)))
+    raise ValueError(f"no knee near {guess:g}")
+
+
+def sharpen(known: LongRun, shares: Shares, slo: Slo) -> LongRun:
+    """The same knee from one more, longer run at it: its slopes are known."""
+    allowed = [logit(allowed_share(objective)) for objective in slo.objectives]
+    return _long_run(math.log(known.knee), shares(known.knee), known.slopes, allowed)
+
+
+def _long_run(
+    at: float, found: Sequence[Share], slopes: Sequence[float], allowed: Sequence[float]
+) -> LongRun:
+    """What shares seen close to the knee say of it: the lowest of the objectives' own crossings."""
+    odds = _odds(found)
+    steps = [(a - o) / slope for a, o, slope in zip(allowed, odds, slopes, strict=True)]
+    number = min(range(len(steps)), key=lambda i: steps[i])
+    value, trials = expit(odds[number]), max(1.0, found[number].trials)
+    return LongRun(
+        knee=math.exp(at + steps[number]),
+        binding=number,
+        slopes=tuple(slopes),
+        error=1 / math.sqrt(trials * value * (1 - value)) / slopes[number],
+    )
+
+
+def _odds(shares: Sequence[Share]) -> list[float]:
+    return [logit(share.value if share.samples else 0.0) for share in shares]
+
+
+def expit(odds: float) -> float:
+    """The share of log odds."""
+    return 1 / (1 + math.exp(-odds))
+
+
+def logit(share: float) -> float:
+    """Log odds of a share, kept finite."""
+    share = min(1 - 1e-6, max(1e-6, share))
+    return math.log(share / (1 - share))
