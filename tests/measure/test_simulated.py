@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 
@@ -8,7 +9,7 @@ from knee.engine.config import REFERENCE, EngineConfig
 from knee.measure.point import make_point
 from knee.measure.simulated import SimulatedTarget
 from knee.measure.target import Measured, Offer, Stop
-from knee.workload.spec import Lengths, Workload
+from knee.workload.spec import Conversations, Lengths, Prefixes, Workload
 
 WORKLOAD = Workload(prompt_tokens=Lengths(mean=1000), output_tokens=Lengths(mean=200))
 
@@ -28,8 +29,6 @@ def _offer(
 
 
 def _with(**changes: object) -> EngineConfig:
-    import msgspec
-
     return msgspec.structs.replace(REFERENCE, **changes)
 
 
@@ -153,3 +152,37 @@ def test_served_rate_at_overload_is_the_closed_form() -> None:
     assert capacity == pytest.approx(20.434, abs=1e-3)
     assert point.served_rate == pytest.approx(capacity, rel=0.005)
     assert point.holds is False
+
+
+def test_turns_of_a_conversation_wait_for_the_one_before_and_find_it_in_the_cache() -> None:
+    talk = Conversations(turns=Lengths(mean=4), think_s=2.0)
+    offer = msgspec.structs.replace(_offer(8), workload=msgspec.structs.replace(WORKLOAD, conversations=talk))
+    target = SimulatedTarget(_with(enable_prefix_caching=True))
+    seen = target.measure(offer).observed
+    assert (np.diff(seen.due_ns) >= 0).all()
+    assert set(seen.prompt_tokens.tolist()) == {1000, 2200, 3400, 4600}
+    for longer, shorter in ((2200, 1000), (3400, 2200), (4600, 3400)):
+        # Never more n-th turns begun than (n-1)-th ones ended.
+        begun = np.sort(seen.due_ns[seen.prompt_tokens == longer])
+        ended = np.sort(seen.end_ns[(seen.prompt_tokens == shorter) & (seen.end_ns != NEVER)])
+        assert (begun > ended[: len(begun)]).all()
+    counters = target.snapshot().engines["0"].counters
+    assert counters["prefix_cache_hits"] / counters["prefix_cache_queries"] > 0.3
+    later = seen.first_ns[seen.prompt_tokens == 4600] - seen.due_ns[seen.prompt_tokens == 4600]
+    assert np.median(later[later > 0]) < 60_000_000, "a turn of 4,600 tokens of which most are there already"
+
+
+def test_shared_prefixes_are_found_and_a_second_point_finds_them_at_once() -> None:
+    shared = msgspec.structs.replace(WORKLOAD, prefixes=Prefixes(tokens=800, groups=5))
+    offer = msgspec.structs.replace(_offer(8), workload=shared)
+    target = SimulatedTarget(_with(enable_prefix_caching=True))
+    first, second = (target.measure(offer).window for _ in range(2))
+    for window in (first, second):
+        assert window is not None
+        counters = window.engines["0"].counters
+        assert counters["prefix_cache_hits"] / counters["prefix_cache_queries"] == pytest.approx(
+            0.8, abs=0.01
+        )
+    fresh = SimulatedTarget(_with(enable_prefix_caching=True)).measure(offer).observed
+    again = target.measure(offer).observed
+    assert again.first_ns[0] - again.due_ns[0] < fresh.first_ns[0] - fresh.due_ns[0]

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 
-from knee.core.requests import Requests
+from knee.core.requests import NEVER, Requests
 from knee.core.units import NS_PER_MS
 from knee.engine.request import Request
 from knee.engine.seen import Seen
@@ -13,47 +13,75 @@ REFUSED_PAUSE_NS = 10 * NS_PER_MS
 
 
 def one_by_one(stretches: Iterator[Requests], start_ns: int) -> Iterator[Request]:
-    """Requests numbered from 0, each arriving at `start_ns` plus what the schedule says."""
+    """Requests numbered from 0, each arriving at `start_ns` plus what the schedule says.
+
+    The arrival of one that `follows` another is the pause after that one's end.
+    """
     number = 0
     for stretch in stretches:
         shared = stretch.shared or ((),) * len(stretch)
         due, prompt, output = (
             column.tolist() for column in (stretch.due_ns, stretch.prompt_tokens, stretch.output_tokens)
         )
+        follows = stretch.follows.tolist() if stretch.follows is not None else None
         for i, segments in enumerate(shared):
-            yield Request(number, prompt[i], output[i], arrival_ns=start_ns + due[i], shared=segments)
+            request = Request(number, prompt[i], output[i], arrival_ns=start_ns + due[i], shared=segments)
+            if follows is not None and follows[i] != NEVER:
+                request.follows = follows[i]
+                request.arrival_ns = due[i]
+            yield request
             number += 1
 
 
 class OpenLoop:
-    """Arrivals that do not care what becomes of the requests before them."""
+    """Arrivals that do not care what becomes of the requests before them, but for turns of a conversation.
+
+    A conversation ends with a turn that is refused.
+    """
 
     def __init__(self, requests: Iterator[Request], seen: Seen) -> None:
         self._requests = requests
         self._seen = seen
         self.upcoming: deque[Request] = deque()
+        self._followers: dict[int, Request] = {}  # by the number of the request that each one follows
+        self._numbers: dict[Request, int] = {}  # of requests under way, by which others may follow
         self._draw()
 
     def take(self) -> Request:
-        """Take the next request; the one after it is drawn."""
+        """Take the next request; the one after it in the schedule is drawn."""
         request = self.upcoming.popleft()
+        if request.follows == NEVER:
+            self._draw()
+        if self._followers:
+            self._numbers[request] = int(request.id)
+        request.id = len(self._seen)
         self._seen.offered(request)
-        self._draw()
         return request
 
     def refused(self, request: Request, reason: str, now_ns: int) -> None:
         """Note a refusal."""
         self._seen.refused(request, reason, now_ns)
+        number = self._numbers.pop(request, NEVER)
+        while number in self._followers:
+            number = int(self._followers.pop(number).id)
 
     def ended(self, requests: list[Request]) -> None:
-        """Note requests that got all their tokens."""
+        """Note requests that got all their tokens; the next turns of conversations come after a pause."""
         for request in requests:
             self._seen.ended(request)
+            number = self._numbers.pop(request, NEVER)
+            follower = self._followers.pop(number, None)
+            if follower is not None:
+                follower.arrival_ns += request.finished_ns
+                insert(self.upcoming, follower)
 
     def _draw(self) -> None:
-        request = next(self._requests, None)
-        if request is not None:
-            self.upcoming.append(request)
+        """Draw up to the next request that follows no other."""
+        for request in self._requests:
+            if request.follows == NEVER:
+                insert(self.upcoming, request)
+                return
+            self._followers[request.follows] = request
 
 
 class ClosedLoop:
@@ -92,8 +120,13 @@ class ClosedLoop:
         if request is None:
             return
         request.arrival_ns = at_ns
-        later = deque[Request]()
-        while self.upcoming and self.upcoming[-1].arrival_ns > at_ns:  # clients that pause after a refusal
-            later.appendleft(self.upcoming.pop())
-        self.upcoming.append(request)
-        self.upcoming.extend(later)
+        insert(self.upcoming, request)
+
+
+def insert(upcoming: deque[Request], request: Request) -> None:
+    """Put a request where it belongs by its arrival, behind those of the same instant."""
+    later = deque[Request]()
+    while upcoming and upcoming[-1].arrival_ns > request.arrival_ns:
+        later.appendleft(upcoming.pop())
+    upcoming.append(request)
+    upcoming.extend(later)

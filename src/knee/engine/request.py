@@ -19,7 +19,8 @@ class Request:
 
     `shared` are the segments `(segment_id, tokens)` that open its prompt; equal leading segments are equal
     text.
-    `arrival_ns` is when the front end got it, `queued_ns` when the engine did.
+    `arrival_ns` is when the front end got it, `queued_ns` when the engine did. Where it `follows` another (by
+    that one's number), its arrival counts from the other's end until that is known.
 
     While it is not decoding, `computed` counts the tokens with KV and `target` those it needs before the next
     token can be sampled (after a preemption: prompt and output so far). While it decodes, `end` says all: it
@@ -39,6 +40,7 @@ class Request:
     preemptions = 0
     cached_tokens = NEVER
     rank: Rank = (0, 0, 0)
+    follows = NEVER
     lease: Lease | None = None  # what it holds of the prefix cache while it runs
     own: Node | None = None  # what it left in the prefix cache when it was preempted
 
