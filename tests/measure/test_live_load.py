@@ -392,10 +392,11 @@ def test_metrics_of_two_replicas_are_read_beside_a_router() -> None:
     assert all(-NS_PER_S < s.at_ns < 4 * NS_PER_S for s in got.snapshots)
 
 
-def test_a_client_without_files_says_so() -> None:
+def test_a_client_without_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Running out of descriptors is this machine's fault, not the server's."""
     import resource
 
+    monkeypatch.setattr("knee.measure.live.allow_many_files", lambda: None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with scripted(steady(0.5, 0.1)) as server:
         target = connect(Connection(url=server.url))
@@ -409,6 +410,20 @@ def test_a_client_without_files_says_so() -> None:
             for s in held:
                 s.close()
     assert got.observed.causes.get("client_files", 0) > 0
+
+
+def test_the_limit_on_open_files_is_raised() -> None:
+    import resource
+
+    from knee.http1.files import allow_many_files
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def target_of(server: Scripted, **options: Any) -> LiveTarget:

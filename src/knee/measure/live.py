@@ -13,6 +13,7 @@ from knee.core.run import RECORDS, append_lines
 from knee.core.snapshot import Snapshot
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.http1.client import BlockingClient, Client, private_loop
+from knee.http1.files import allow_many_files
 from knee.http1.origin import Origin, parse_origin
 from knee.http1.pool import Pool, Timeouts
 from knee.measure.crew import MOST_WORKERS, start_crew
@@ -111,6 +112,7 @@ class LiveTarget:
             TargetError: the requests are longer than the server's context.
         """
         self._check_lengths(offer)
+        allow_many_files()
         with private_loop() as loop, quiet_memory():
             measured = loop.run_until_complete(self._measure(offer, watch))
         self.point += 1

@@ -16,6 +16,7 @@ import msgspec
 from knee.core.clock import RealClock
 from knee.core.requests import RequestRecord
 from knee.http1.client import private_loop
+from knee.http1.files import allow_many_files
 from knee.http1.origin import Origin
 from knee.http1.pool import Pool, Timeouts
 from knee.measure.books import Books
@@ -180,6 +181,7 @@ def _tell(data: bytes) -> None:
 def main() -> None:
     """Run as a process. Ctrl-C is the crew's to handle; it reaches the whole process group."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    allow_many_files()
     with private_loop() as loop, quiet_memory():
         loop.run_until_complete(serve())
 
