@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import msgspec
 
@@ -160,26 +160,25 @@ class Client:
         self._pool.close()
 
 
+class ClientOptions(TypedDict, total=False):
+    """What a `Client` takes beside its URL."""
+
+    headers: Mapping[str, str] | None
+    timeout_s: float
+    tls: ssl.SSLContext | None
+    body_limit: int
+
+
 class BlockingClient:
     """A `Client` for callers without an event loop: several requests over kept connections, one at a time.
 
     A context manager; must not be used from inside an event loop.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float = 10.0,
-        tls: ssl.SSLContext | None = None,
-        body_limit: int = BODY_LIMIT,
-    ) -> None:
+    def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
         self.origin = parse_origin(url)
-        self._options: dict[str, Any] = {
-            "headers": headers, "timeout_s": timeout_s, "tls": tls, "body_limit": body_limit
-        }  # fmt: skip
         self._url = url
+        self._options = options
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -200,57 +199,31 @@ class BlockingClient:
 
 
 async def fetch_async(
-    url: str,
-    *,
-    body: Any = None,
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float = 10.0,
-    method: str = "",
-    tls: ssl.SSLContext | None = None,
-    body_limit: int = BODY_LIMIT,
+    url: str, *, body: Any = None, method: str = "", **options: Unpack[ClientOptions]
 ) -> Answer:
     """GET `url`, or POST `body` to it as JSON, on a connection of its own.
 
     Raises:
         UsageError: `url` is not one.
-        HttpError: no whole answer came in `timeout_s`; any status is an answer.
+        HttpError: no whole answer came in `timeout_s` (10 unless given); any status is an answer.
     """
     origin, target = split_url(url)
-    client = Client(str(origin), headers=headers, timeout_s=timeout_s, tls=tls, body_limit=body_limit)
+    client = Client(str(origin), **options)
     try:
         return await client.request(target, body, method)
     finally:
         client.close()
 
 
-def fetch(
-    url: str,
-    *,
-    body: Any = None,
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float = 10.0,
-    method: str = "",
-    tls: ssl.SSLContext | None = None,
-    body_limit: int = BODY_LIMIT,
-) -> Answer:
+def fetch(url: str, *, body: Any = None, method: str = "", **options: Unpack[ClientOptions]) -> Answer:
     """`fetch_async` for callers without an event loop; must not be called from inside one.
 
     Raises:
         UsageError: `url` is not one.
-        HttpError: no whole answer came in `timeout_s`; any status is an answer.
+        HttpError: no whole answer came in `timeout_s` (10 unless given); any status is an answer.
     """
     with private_loop() as loop:
-        return loop.run_until_complete(
-            fetch_async(
-                url,
-                body=body,
-                headers=headers,
-                timeout_s=timeout_s,
-                method=method,
-                tls=tls,
-                body_limit=body_limit,
-            )
-        )
+        return loop.run_until_complete(fetch_async(url, body=body, method=method, **options))
 
 
 @contextlib.contextmanager
