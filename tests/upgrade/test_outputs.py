@@ -70,6 +70,72 @@ def test_the_sampling_defaults() -> None:
     assert "sampling defaults" in found.cause
 
 
+def sampled(case: str, mode: Mode, text: str, likelihood: float = -1.0) -> Probe:
+    one = msgspec.structs.replace(said(text), logprobs=(likelihood,) * len(text.split()))
+    return Probe(case=case, kind="chat", mode=mode, runs=(one, one))
+
+
+def server(seed: str, default: list[str], likelihoods: list[float] | None = None) -> Recording:
+    """A server whose seed draws `seed i` at temperature 1, and `default[i]` by its own defaults."""
+    cases = range(len(default))
+    likely = likelihoods or [-1.0] * len(default)
+    return recording(
+        *(probe(f"c{i}", f"greedy {i}") for i in cases),
+        *(sampled(f"c{i}", "seeded", f"{seed} {i}") for i in cases),
+        *(
+            sampled(f"c{i}", "default", text, p)
+            for i, (text, p) in enumerate(zip(default, likely, strict=True))
+        ),
+    )
+
+
+def default_of(before: Recording, after: Recording) -> tuple[str, str]:
+    group = next(group for group in compare(before, after).groups if group.name == "default")
+    return group.verdict, group.basis
+
+
+def test_another_generator_with_plain_defaults_is_no_change() -> None:
+    old, new = [f"old {i}" for i in range(12)], [f"new {i}" for i in range(12)]
+    found = compare(server("old", old), server("new", new))
+    assert verdicts(found)["seeded"] == "changed"
+    assert found.verdict == "unchanged"
+    assert any("same seed does not draw" in note for note in found.notes)
+    assert default_of(server("old", old), server("new", new))[1].endswith("temperature 1 in both")
+
+
+def test_plain_defaults_in_one_of_them_only_is_a_change() -> None:
+    old, cool = [f"old {i}" for i in range(12)], [f"cool {i}" for i in range(12)]
+    for pair in ((server("old", old), server("new", cool)), (server("new", cool), server("old", old))):
+        assert default_of(*pair)[0] == "changed"
+        assert "sampling defaults" in compare(*pair).cause
+
+
+def test_defaults_that_are_plain_in_neither_are_told_by_likelihood() -> None:
+    rng = random.Random(3)
+    old, new = [f"x {i}" for i in range(12)], [f"y {i}" for i in range(12)]
+
+    def around(mean: float, spread: float) -> list[float]:
+        return [mean + rng.uniform(-spread, spread) for _ in range(12)]
+
+    before = server("old", old, around(-1.0, 0.05))
+    assert default_of(before, server("new", new, around(-1.0, 0.05)))[0] == "unchanged"
+    assert default_of(before, server("new", new, around(-1.5, 0.05)))[0] == "changed"
+    assert default_of(before, server("new", new, around(-1.0, 1.5)))[0] == "inconclusive"
+    silent = recording(
+        *(msgspec.structs.replace(p, runs=(said(f"{p.mode} {p.case}"),) * 2) for p in server("z", new).probes)
+    )
+    assert default_of(before, silent)[0] == "inconclusive"
+
+
+def test_modes_that_a_server_refuses_are_left_out() -> None:
+    refused = Said(error="400: no")
+    probes = [Probe(case=f"c{i}", kind="chat", mode="seeded", runs=(refused, refused)) for i in range(5)]
+    before = recording(probe("g", "a"), *probes)
+    groups = {group.name: group for group in compare(before, before).groups}
+    assert groups["seeded"].n == 0
+    assert groups["seeded"].verdict == "inconclusive"
+
+
 def test_one_prompt_that_is_rendered_differently_is_a_change() -> None:
     before = recording(*(probe(f"c{i}", "x", prompt=5) for i in range(20)))
     after = recording(*(probe(f"c{i}", "x", prompt=5 + (i == 7)) for i in range(20)))

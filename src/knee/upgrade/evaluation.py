@@ -1,8 +1,9 @@
 """The fixed evaluation set: small requests, recorded before an upgrade and compared after it.
 
-A case is asked in up to two modes. `greedy` fixes all of the sampling (temperature 0, no penalties), so only
-the prompt's rendering and the model's arithmetic can change the text. `default` leaves the sampling to the
-server and fixes only the seed, so a changed default shows as well.
+A case is asked in up to three modes. `greedy` fixes all of the sampling (temperature 0, no penalties): only
+the prompt's rendering and the model's arithmetic can change the text. `seeded` samples at temperature 1 from
+a fixed seed: it tells whether a seed still draws the same tokens. `default` fixes the seed and leaves the
+sampling to the server, so that a changed default shows.
 """
 
 import hashlib
@@ -14,14 +15,13 @@ import msgspec
 
 from knee.core.errors import InputError
 
-Mode = Literal["greedy", "default"]
+Mode = Literal["greedy", "seeded", "default"]
 
-_GREEDY = {
-    "temperature": 0,
-    "top_p": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
+_PLAIN = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+_SAMPLING: dict[Mode, dict[str, float]] = {
+    "greedy": {"temperature": 0, **_PLAIN},
+    "seeded": {"temperature": 1, "top_k": -1, "min_p": 0, **_PLAIN},
+    "default": {},
 }
 MAX_CASES, MAX_BYTES = 2_000, 16 * 1024 * 1024
 _HINT = 'a line is {"id": "…", "kind": "chat" or "completion", "text": "…"}'
@@ -39,9 +39,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def body(self, model: str, mode: Mode) -> dict[str, Any]:
         """The request's fields, without those that ask for more than text."""
-        fields: dict[str, Any] = {"model": model, "max_tokens": self.max_tokens, "seed": 1}
-        if mode == "greedy":
-            fields |= _GREEDY
+        fields: dict[str, Any] = {"model": model, "max_tokens": self.max_tokens, "seed": 1, **_SAMPLING[mode]}
         if self.kind == "completion":
             return fields | {"prompt": self.text}
         system = [{"role": "system", "content": self.system}] if self.system else []

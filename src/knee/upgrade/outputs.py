@@ -10,10 +10,11 @@ import msgspec
 from knee.core.errors import InputError
 from knee.stats.distributions import normal_quantile, wilson
 from knee.upgrade.recording import Probe, Recording, Said
+from knee.upgrade.sampling import CONFIDENCE, SAME_NATS, is_plain, likelihood_shift
 
 Verdict = Literal["unchanged", "changed", "inconclusive"]
+Pairs = list[tuple[Probe, Probe]]
 
-CONFIDENCE = 0.95
 NEAR_TIE_NATS = 0.1
 """Two tokens this close in log probability may change places with the order of additions in a kernel."""
 
@@ -44,7 +45,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of comparison over `n` probes.
 
     `changed` of them differ between the recordings; `noisy` of the 2 n A/A pairs differ within one. `low` and
-    `high` bound the share changed beyond noise.
+    `high` bound the share changed beyond noise. `basis` says what the verdict stands on where that is not it.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     high: float
     verdict: Verdict
+    basis: str = ""
 
     @property
     def share(self) -> float:
@@ -82,22 +84,52 @@ def compare(before: Recording, after: Recording) -> Comparison:
     if before.digest != after.digest:
         raise InputError("the recordings are of different evaluation sets", "record both with the same --set")
     later = {(probe.case, probe.mode): probe for probe in after.probes}
-    pairs = [
-        (probe, later[probe.case, probe.mode]) for probe in before.probes if (probe.case, probe.mode) in later
-    ]
-    modes = {mode: [pair for pair in pairs if pair[0].mode == mode] for mode in ("greedy", "default")}
-    groups = [_group("prompts", pairs, _prompt)]
-    groups += [_group(mode, modes[mode], _text) for mode in modes if modes[mode]]
-    verdicts = {group.name: group.verdict for group in groups}
+    pairs = [(one, later[one.case, one.mode]) for one in before.probes if (one.case, one.mode) in later]
+    groups = {"prompts": _group("prompts", pairs, _prompt)}
+    for mode in ("greedy", "seeded", "default"):
+        own = [pair for pair in pairs if pair[0].mode == mode]
+        if own:
+            groups[mode] = _group(mode, own, _text)
+    verdicts = {name: group.verdict for name, group in groups.items()}
+    if (
+        "default" in groups
+        and verdicts["prompts"] != "changed"
+        and verdicts.get("seeded") not in (None, "unchanged")
+    ):
+        default = [pair for pair in pairs if pair[0].mode == "default"]
+        groups["default"] = _by_likelihood(groups["default"], before, after, default)
+        verdicts["default"] = groups["default"].verdict
+    judged = [verdict for name, verdict in verdicts.items() if name != "seeded"]
     return Comparison(
         before=f"{before.model} on vLLM {before.version or '?'}",
         after=f"{after.model} on vLLM {after.version or '?'}",
-        groups=tuple(groups),
+        groups=tuple(groups.values()),
         divergences=tuple(found for pair in pairs if (found := diverge(*pair)) is not None),
-        verdict=next((v for v in ("changed", "inconclusive") if v in verdicts.values()), "unchanged"),
+        verdict=next((v for v in ("changed", "inconclusive") if v in judged), "unchanged"),
         cause=_cause(verdicts),
         notes=tuple(dict.fromkeys((*before.notes, *after.notes, *_remarks(before, after, groups)))),
     )
+
+
+def _by_likelihood(group: Group, before: Recording, after: Recording, pairs: Pairs) -> Group:
+    """The verdict on default sampling where the same seed draws other tokens in the two versions."""
+    plain = is_plain(before), is_plain(after)
+    verdict: Verdict = "inconclusive"
+    if plain == (True, True):
+        verdict, basis = "unchanged", "default sampling equals temperature 1 in both"
+    elif set(plain) == {True, False}:
+        verdict, basis = "changed", "default sampling equals temperature 1 in one of them only"
+    else:
+        shift = likelihood_shift(pairs)
+        basis = "the servers do not tell how likely their tokens are"
+        if shift is not None:
+            told = f"{shift.shift:+.2f} nats ({shift.low:+.2f} to {shift.high:+.2f})"
+            basis = f"the log probability of sampled tokens moved by {told}"
+            if shift.low > -SAME_NATS and shift.high < SAME_NATS:
+                verdict = "unchanged"
+            elif shift.low > 0 or shift.high < 0:
+                verdict = "changed"
+    return msgspec.structs.replace(group, verdict=verdict, basis=f"the seed draws other tokens; {basis}")
 
 
 def _prompt(said: Said) -> object:
@@ -108,8 +140,9 @@ def _text(said: Said) -> object:
     return (said.text, said.finish_reason, said.error)
 
 
-def _group(name: str, pairs: list[tuple[Probe, Probe]], key: Callable[[Said], object]) -> Group:
-    known = [pair for pair in pairs if all(key(said) is not None for probe in pair for said in probe.runs)]
+def _group(name: str, pairs: Pairs, key: Callable[[Said], object]) -> Group:
+    told = [pair for pair in pairs if not all(probe.runs[0].error for probe in pair)]
+    known = [pair for pair in told if all(key(said) is not None for probe in pair for said in probe.runs)]
     changed = sum(key(one.runs[0]) != key(other.runs[0]) for one, other in known)
     noisy = sum(len({repr(key(said)) for said in probe.runs}) > 1 for pair in known for probe in pair)
     low, high = share_beyond_noise(changed, len(known), noisy, 2 * len(known))
@@ -136,8 +169,8 @@ def share_beyond_noise(changed: int, n: int, noisy: int, trials: int) -> tuple[f
     low, high = wilson(seen, n, critical)
     noise_low, noise_high = wilson(noise, trials, critical)
     return (
-        seen - noise - math.hypot(seen - low, noise_high - noise),
-        seen - noise + math.hypot(high - seen, noise - noise_low),
+        max(-1.0, seen - noise - math.hypot(seen - low, noise_high - noise)),
+        min(1.0, seen - noise + math.hypot(high - seen, noise - noise_low)),
     )
 
 
@@ -172,19 +205,25 @@ def _cause(verdicts: dict[str, Verdict]) -> str:
     if verdicts.get("greedy") == "changed":
         return "the model's arithmetic (weights, quantization, kernels): the same tokens go on differently"
     if verdicts.get("default") == "changed":
-        return "the sampling defaults: only answers without a temperature of their own differ"
+        return "the sampling defaults: only answers without a temperature of their own moved"
     return ""
 
 
-def _remarks(before: Recording, after: Recording, groups: list[Group]) -> list[str]:
+def _remarks(before: Recording, after: Recording, groups: dict[str, Group]) -> list[str]:
     remarks = []
     if before.model != after.model:
         remarks.append(f"different models: {before.model} and {after.model}")
     remarks += [
         f"{group.name}: {group.noisy} of {2 * group.n} A/A pairs differ; a server does not repeat itself"
-        for group in groups
+        for group in groups.values()
         if group.n and group.noisy > group.n / 2
     ]
-    if not groups[0].n:
+    if not groups["prompts"].n:
         remarks.append("the servers do not tell how they render prompts")
+    if (
+        "seeded" in groups
+        and groups["seeded"].verdict != "unchanged"
+        and groups["greedy"].verdict == "unchanged"
+    ):
+        remarks.append("the same seed does not draw the same tokens in both versions")
     return remarks

@@ -100,10 +100,11 @@ def _read(document: Any, kind: str) -> Said:
     except (msgspec.ValidationError, IndexError) as error:
         raise TargetError(f"an answer without choices: {error}", "is it a vLLM server?") from error
     text = (choice.message or {}).get("content") if kind == "chat" else choice.text
-    tokens, margins = _tokens(choice.logprobs or {}, kind)
+    tokens, logprobs, margins = _tokens(choice.logprobs or {}, kind)
     return Said(
         text=str(text or ""),
         tokens=tokens,
+        logprobs=logprobs,
         margins=margins,
         prompt_ids=tuple(choice.prompt_token_ids or answer.prompt_token_ids or ()),
         prompt_tokens=(answer.usage or {}).get("prompt_tokens"),
@@ -111,15 +112,25 @@ def _read(document: Any, kind: str) -> Said:
     )
 
 
-def _tokens(logprobs: dict[str, Any], kind: str) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Tokens and their margins from the two forms of `logprobs` in the OpenAI API."""
+Numbers = tuple[float, ...]
+
+
+def _tokens(logprobs: dict[str, Any], kind: str) -> tuple[tuple[str, ...], Numbers, Numbers]:
+    """Tokens, their log probabilities and margins, from the two forms of `logprobs` in the OpenAI API."""
     if kind == "chat":
         content = logprobs.get("content") or []
         tokens = tuple(str(item.get("token")) for item in content)
+        chosen = [item.get("logprob") for item in content]
         ranked = [[top.get("logprob") for top in item.get("top_logprobs") or []] for item in content]
     else:
         tokens = tuple(str(token) for token in logprobs.get("tokens") or ())
+        chosen = list(logprobs.get("token_logprobs") or ())
         ranked = [list((tops or {}).values()) for tops in logprobs.get("top_logprobs") or ()]
-    best = [sorted((v for v in values if isinstance(v, int | float)), reverse=True) for values in ranked]
+    best = [sorted(_numbers(values), reverse=True) for values in ranked]
     margins = tuple(round(values[0] - values[1], 4) for values in best if len(values) > 1)
-    return tokens, margins if len(margins) == len(tokens) else ()
+    known = tuple(round(value, 4) for value in _numbers(chosen))
+    return tokens, known if len(known) == len(tokens) else (), margins if len(margins) == len(tokens) else ()
+
+
+def _numbers(values: list[Any]) -> list[float]:
+    return [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]

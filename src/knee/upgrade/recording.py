@@ -17,13 +17,14 @@ _MAX_BYTES = 256 * 1024 * 1024
 class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One answer. `tokens` are its pieces as the server reported them; () where it did not.
 
-    `margins[i]` is the difference of log probabilities between token i and the best other one, in nats, where
-    the server told it (0 is a tie). `prompt_ids` are the rendered prompt's token ids, `prompt_tokens` their
-    number. `error` is what came instead of an answer.
+    `logprobs[i]` is the log probability of token i, and `margins[i]` the difference between those of the two
+    best tokens there (0 is a tie), in nats, where the server told them. `prompt_ids` are the token ids of the
+    rendered prompt, `prompt_tokens` their number. `error` is what came instead of an answer.
     """
 
     text: str = ""
     tokens: tuple[str, ...] = ()
+    logprobs: tuple[float, ...] = ()
     margins: tuple[float, ...] = ()
     prompt_ids: tuple[int, ...] = ()
     prompt_tokens: int | None = None

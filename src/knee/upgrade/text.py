@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from knee.upgrade.outputs import CONFIDENCE, Comparison, Divergence
+from knee.upgrade.outputs import Comparison, Divergence, Group
 from knee.upgrade.plan import FlagNote, Plan
+from knee.upgrade.sampling import CONFIDENCE
 
 
 def plan_text(plan: Plan) -> str:
@@ -69,12 +70,7 @@ def comparison_text(comparison: Comparison) -> str:
     lines = [f"{comparison.before} against {comparison.after}"]
     lines += [f"note: {note}" for note in comparison.notes]
     lines.append("")
-    for group in comparison.groups:
-        bound = f"{max(0.0, group.low):.0%} to {min(1.0, group.high):.0%} beyond noise at {CONFIDENCE:.0%}"
-        lines.append(
-            f"{group.name:<8} A/A {group.noisy} of {2 * group.n} differ;"
-            f" A/B {group.changed} of {group.n} ({bound}): {group.verdict}"
-        )
+    lines += [_group(group) for group in comparison.groups]
     if comparison.divergences:
         lines += ["", "First diverging token"]
         lines += [f"  {_divergence(found)}" for found in comparison.divergences[:MOST_SHOWN]]
@@ -82,6 +78,13 @@ def comparison_text(comparison: Comparison) -> str:
         lines += [f"  and {left} more"] if left > 0 else []
     lines += ["", comparison.verdict + (f": {comparison.cause}" if comparison.cause else "")]
     return "\n".join(lines)
+
+
+def _group(group: Group) -> str:
+    bound = f"{max(0.0, group.low):.0%} to {min(1.0, group.high):.0%} beyond noise at {CONFIDENCE:.0%}"
+    counts = f"A/A {group.noisy} of {2 * group.n} differ; A/B {group.changed} of {group.n} ({bound})"
+    basis = f"\n         {group.basis}" if group.basis else ""
+    return f"{group.name:<8} {counts}: {group.verdict}{basis}"
 
 
 def _divergence(found: Divergence) -> str:
