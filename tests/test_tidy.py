@@ -83,7 +83,7 @@ def test_only_the_clock_reads_time() -> None:
 
 def test_only_http1_opens_sockets() -> None:
     opened = re.compile(
-        r"\bimport socket\b|from socket import|open_connection|start_server|create_connection|create_server"
+        r"\bimport socket\b|from socket import|open_connection\b|start_server|create_connection|create_server"
     )
     found = [
         f"{name_of(path)}:{number}"
