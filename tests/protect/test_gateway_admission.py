@@ -263,7 +263,19 @@ def test_reading_paths_need_no_place() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/sleep", "/collective_rpc", "/reset_prefix_cache", "/metrics", "/v1", "/", "/docs", "/vulnerable/v1/x"],
+    [
+        "/sleep",
+        "/collective_rpc",
+        "/reset_prefix_cache",
+        "/metrics",
+        "/v1",
+        "/",
+        "/docs",
+        "/vulnerable/v1/x",
+        "/v1/../sleep",
+        "/v1/%2e%2e/sleep",
+        "/%73leep",
+    ],
 )
 def test_paths_for_operators_are_not_served_to_clients(path: str) -> None:
     async def main() -> None:

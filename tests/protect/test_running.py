@@ -28,6 +28,7 @@ from tests.protect.replica import (
 from knee.core.clock import RealClock
 from knee.core.errors import UsageError
 from knee.http1.origin import parse_origin
+from knee.http1.resolve import is_address, resolve
 from knee.policy.admission import Limits
 from knee.protect.config import GatewayConfig
 from knee.protect.serve import Ports, RunningGateway
@@ -179,6 +180,13 @@ def test_a_name_is_as_many_replicas_as_it_has_addresses() -> None:
             await running.stop()
 
     run(main())
+
+
+def test_an_address_is_itself_and_a_name_is_asked_for() -> None:
+    assert all(is_address(host) for host in ("127.0.0.1", "::1", "localhost"))
+    assert not is_address("replicas.example")
+    assert run(resolve("localhost")) in (["127.0.0.1"], ["::1"])
+    assert run(resolve("no-such-host.invalid")) == []
 
 
 def test_told_to_stop_it_is_not_ready_first_and_lets_streams_finish() -> None:

@@ -84,7 +84,7 @@ class Gateway:
         full = held + int(length or 0) > self.config.held_bytes
         if not self.admission.turn_away(now_ns, full):
             return None
-        refusal = no_replica(self.config) if not self.ready else overloaded(self.admission, now_ns)
+        refusal = self._refusal(self.admission.replicas == 0, now_ns)
         journey = Journey(request, self._id_of(request), now_ns)
         journey.status, journey.end = refusal.status, "shed"
         journey.close(now_ns, self.clock.wall_ns(), 0, self.books)
@@ -143,7 +143,7 @@ class Gateway:
                 answer(response, no_replica(self.config))
         elif request.path == "/v1/models" and request.method == "GET":
             await list_models(request, response, self.replicas.ready, self.config)
-        elif not SERVED.fullmatch(request.path):
+        elif not SERVED.fullmatch(request.path) or ".." in request.path:
             answer(response, not_served("The gateway serves no such path."))
         elif request.method == "POST":
             if await self._admitted(response, journey):
@@ -163,13 +163,14 @@ class Gateway:
         now_ns = max(self.clock.monotonic_ns(), 0 if self.stopping else ticket.deadline_ns)
         self._wake(self.admission.close(ticket, now_ns))
         journey.end = "stopped" if self.stopping else "shed"
-        if self.stopping:
-            answer(response, stopping())
-        else:
-            answer(
-                response, no_replica(self.config) if ticket.no_replica else overloaded(self.admission, now_ns)
-            )
+        answer(response, self._refusal(ticket.no_replica, now_ns))
         return False
+
+    def _refusal(self, no_replica_ready: bool, now_ns: int) -> Refusal:
+        """Why there is no place."""
+        if self.stopping:
+            return stopping()
+        return no_replica(self.config) if no_replica_ready else overloaded(self.admission, now_ns)
 
     async def _wait_for_place(self, ticket: Ticket) -> None:
         """Until the ticket is admitted, or its deadline has passed."""

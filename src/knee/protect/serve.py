@@ -10,6 +10,7 @@ from typing import IO
 import msgspec
 
 from knee.core.clock import Clock
+from knee.http1.files import allow_many_files
 from knee.http1.limits import Limits as ServerLimits
 from knee.http1.loop import new_event_loop
 from knee.http1.resolve import resolve
@@ -96,6 +97,7 @@ def serve(make: Callable[[], RunningGateway], started: Callable[[RunningGateway]
 
     `started` is called once it listens. A second signal ends the grace at once.
     """
+    allow_many_files()
     loop = new_event_loop()
     try:
         return loop.run_until_complete(_serve(make, started))
