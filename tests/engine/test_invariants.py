@@ -62,12 +62,13 @@ class Watched:
 
     def check_state(self) -> None:
         scheduler = self.engine.scheduler
-        running, waiting = list(scheduler.running.values()), list(scheduler.waiting)
+        running, waiting = list(scheduler.running.values()), [*scheduler.waiting, *scheduler.incoming]
         assert len(running) <= self.config.max_num_seqs
         offered = len(self.load.all) - len(self.load.upcoming)
         assert offered == len(self.ended) + len(waiting) + len(running) + len(self.load.refusals)
         kv = scheduler.kv
         held = sum(kv.blocks_for(request.computed_by(scheduler.steps)) for request in running)
+        held += sum(kv.blocks_for(tokens) for _, tokens in scheduler.leaving)
         if self.config.enable_prefix_caching:
             assert 0 <= kv.total - kv.free <= held  # blocks may be shared
         else:

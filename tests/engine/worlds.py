@@ -68,6 +68,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         watermark=draw(st.sampled_from((0.0, 0.0, 0.1, 0.5))),
         scheduling_policy=draw(st.sampled_from(("fcfs", "fcfs", "priority"))),
         scheduler_reserve_full_isl=draw(st.booleans()),
+        async_scheduling=draw(st.booleans()),
         max_num_queued_reqs=draw(st.sampled_from((None, None, None, 5, 12))),
         max_num_queued_tokens=draw(st.sampled_from((None, None, None, 60, 300))),
     )

@@ -77,9 +77,9 @@ class Engine:
         request.queued_ns = now_ns
         request.rank = (request.priority, request.arrival_ns, self._taken)
         self._taken += 1
+        self.scheduler.add(request, busy=bool(self.requests))
         self.requests[request.id] = request
         self.queued_tokens += request.prompt_tokens
-        self.scheduler.waiting.add(request)
         return ""
 
     def abort(self, request_id: str | int, now_ns: int) -> bool:
@@ -105,7 +105,7 @@ class Engine:
             raise ValueError(f"the step until {self.step_end_ns} ns is not over at {now_ns} ns")
         if not self.requests:
             return None
-        step = self.scheduler.schedule()
+        step = self.scheduler.plan(quietly=False)
         assert step.planned, "a request that can never run was let in"
         end_ns = self.begin(step, now_ns)
         return StepResult(
@@ -184,6 +184,8 @@ class Engine:
         for request in self._aborting:
             self._drop(request, end_ns)
         self._aborting.clear()
+        if not self.requests:
+            self.scheduler.catch_up()
         return done
 
     def snapshot(self, at_ns: int) -> EngineSnapshot:
@@ -199,7 +201,7 @@ class Engine:
     def gauges(self) -> dict[str, float]:
         """The gauges as they stood when the last step ended."""
         scheduler = self.scheduler
-        waiting = float(len(scheduler.waiting))
+        waiting = float(len(scheduler.waiting) + len(scheduler.incoming))
         return {
             "num_requests_running": float(len(scheduler.running)),
             "num_requests_waiting": waiting,

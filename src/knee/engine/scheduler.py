@@ -56,7 +56,41 @@ class Scheduler:
         self.decode_context = 0
         self.residues = [0] * config.block_size
         self.blocked: Request | None = None  # the head of the queue, if blocks are what it lacks
+        self.incoming: list[Request] = []
+        self.leaving: list[tuple[Request, int]] = []
         self._serial = 0
+
+    def add(self, request: Request, busy: bool) -> None:
+        """Queue a request. With async scheduling, the next step of a `busy` engine is planned without it."""
+        if busy and self.config.async_scheduling:
+            self.incoming.append(request)
+        else:
+            self.waiting.add(request)
+
+    def plan(self, quietly: bool) -> Step:
+        """Plan the next step; `quietly` if every decode is known to have had a token in the last one.
+
+        With async scheduling it was planned when the last one began: without the requests that came since,
+        and with the seats and blocks of those that ended since still taken (vLLM 0.14 and later, by default).
+        """
+        step = (self.schedule_quietly() if quietly else None) or self.schedule()
+        if self.incoming or self.leaving:
+            self.catch_up()
+            if not step.planned and not step.decodes:
+                preempted = step.preempted
+                step = self.schedule()
+                step.preempted = preempted + step.preempted
+        return step
+
+    def catch_up(self) -> None:
+        """With async scheduling: let those who came and ended while a step was planned ahead come and go."""
+        for request, tokens in self.leaving:
+            self.kv.release(request, tokens)
+        for request in self.incoming:
+            self.waiting.add(request)
+        self.leaving.clear()
+        self.incoming.clear()
+        self.blocked = None
 
     def schedule(self) -> Step:
         """Plan the next step, take the blocks it needs, and move on the prefills that are in it."""
@@ -160,7 +194,12 @@ class Scheduler:
         if len(done) > 1:
             done.sort(key=_by_serial)
         for request in done:
-            self.leave(request)
+            if self.config.async_scheduling:
+                del self.running[request.serial]
+                self.leaving.append((request, request.computed_by(self.steps)))
+                self._stop_decoding(request)
+            else:
+                self.leave(request)
         return done
 
     def finishing(self, steps: int) -> list[Request]:
@@ -171,7 +210,7 @@ class Scheduler:
         """A request ends, wherever it is: its seat and its blocks are free again."""
         self.blocked = None
         if self.running.pop(request.serial, None) is None:
-            self.waiting.remove(request)
+            (self.incoming if request in self.incoming else self.waiting).remove(request)
             return
         self.kv.release(request, request.computed_by(self.steps))
         self._stop_decoding(request)
@@ -206,10 +245,11 @@ class Scheduler:
         return budget
 
     def _schedule_waiting(self, step: Step, budget: int) -> None:
-        while budget > 0 and self.waiting and len(self.running) < self.config.max_num_seqs:
+        seats = self.config.max_num_seqs - len(self.leaving)
+        while budget > 0 and self.waiting and len(self.running) < seats:
             request = self.waiting.head()
             limit = self.config.long_prefill_token_threshold or budget
-            tokens = self.kv.admit(request, min(budget, limit), alone=not self.running)
+            tokens = self.kv.admit(request, min(budget, limit), alone=not self.running and not self.leaving)
             if not tokens:
                 self.blocked = request
                 break

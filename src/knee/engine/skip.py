@@ -8,7 +8,7 @@ from math import isqrt
 
 from knee.engine.drive import Load, offer
 from knee.engine.engine import Engine
-from knee.engine.scheduler import Scheduler, Step
+from knee.engine.scheduler import Scheduler
 
 FAR_NS = 1 << 62
 
@@ -26,18 +26,17 @@ def skip_until(engine: Engine, load: Load, now_ns: int, until_ns: int) -> int:
             now_ns = min(until_ns, upcoming[0].arrival_ns) if upcoming else until_ns
             continue
         steps = quiet_steps(engine, min(until_ns, _next_change_ns(engine, load)) - now_ns)
-        now_ns = engine.decode(steps, now_ns) if steps else engine.begin(_plan(engine), now_ns)
+        now_ns = (
+            engine.decode(steps, now_ns)
+            if steps
+            else engine.begin(engine.scheduler.plan(quietly=not engine.uneven), now_ns)
+        )
         if upcoming and upcoming[0].arrival_ns < now_ns:
             offer(engine, load, now_ns - 1)
         done = engine.settle(now_ns)
         if done:
             load.ended(done)
     return now_ns
-
-
-def _plan(engine: Engine) -> Step:
-    step = None if engine.uneven else engine.scheduler.schedule_quietly()
-    return engine.scheduler.schedule() if step is None else step
 
 
 def quiet_steps(engine: Engine, within_ns: int) -> int:
@@ -47,6 +46,8 @@ def quiet_steps(engine: Engine, within_ns: int) -> int:
     """
     scheduler = engine.scheduler
     if scheduler.prefilling or engine.uneven or not scheduler.ending:
+        return 0
+    if scheduler.incoming or scheduler.leaving:
         return 0
     seats = engine.config.max_num_seqs - len(scheduler.running)
     if seats and scheduler.waiting and scheduler.waiting.head() is not scheduler.blocked:
