@@ -1,6 +1,7 @@
 """The token books: one answer, fed piece by piece at known instants, and what it must be entered as."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,26 @@ def test_what_is_under_way_at_the_end_is_censored() -> None:
     assert (answer.outcome, dict(answer.books.causes), answer.ended) == (CENSORED, {}, 1)
     assert answer.gaps() == [(10, 1)]
     assert answer.books.end_ns[0] == -1
+
+
+def test_looking_costs_little_and_changes_nothing() -> None:
+    """A look a second at a thousand long streams must not stop the clock of the others."""
+    chunks = [(50.0 + i, text("a", i + 1)) for i in range(3_000)]
+    looked, plain = Answer().head(), Answer().head()
+    for i, chunk in enumerate(chunks):
+        looked.events(chunk)
+        plain.events(chunk)
+        looked.exchange.look()
+        assert looked.tokens == (i + 1, 1)
+        assert looked.books.last_ns[0] == int(chunk[0] * MS)
+    for answer in (looked, plain):
+        answer.events((3_060, usage(12, 3_000)), (3_060, DONE)).end(3_061)
+    assert looked.gaps() == plain.gaps()
+    assert looked.tokens == plain.tokens == (3_000, 1)
+    begun = time.process_time()
+    for _ in range(10_000):
+        looked.exchange.look()
+    assert time.process_time() - begun < 0.1
 
 
 @pytest.mark.parametrize(("status", "after"), [(503, None), (429, b"7")])

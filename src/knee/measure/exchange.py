@@ -109,7 +109,8 @@ class StreamExchange:
 
     def fail(self, now_ns: int, cause: Cause, detail: str) -> None:
         """There will be no whole answer."""
-        self.look()
+        if self._stream and self._status == 200:
+            self._fold()
         if cause == "client_stopped":
             self._close(now_ns, CENSORED)
             return
@@ -121,10 +122,23 @@ class StreamExchange:
     # What the books need.
 
     def look(self) -> None:
-        """Bring the books up to what has come so far."""
-        if self._stream and self._status == 200 and not self._counted:
+        """Bring the books up to what has come so far, at little cost however long the stream is.
+
+        The first token is exact. Pieces that came after the last reading count as a token each until then.
+        """
+        if not self._stream or self._status != 200 or self._counted:
+            return
+        if not self._at:
             self._fold()
-            self._enter_tokens(final=False)
+        if not self._at:
+            return
+        books, index = self._books, self.index
+        told = sum(self._answers.values())
+        counted = told if self._at[0][2] >= 0 and told else len(self._at)
+        books.first_ns[index] = self._at[0][1] - self._origin_ns
+        books.first_tokens[index] = max(1, self._at[0][2])
+        books.last_ns[index] = (self._stamps[-1] if self._stamps else self._at[-1][1]) - self._origin_ns
+        books.output_tokens[index] = counted + len(self._pieces)
 
     def _fold(self, last: bool = False) -> None:
         """Read the pieces that have gathered."""
@@ -191,7 +205,7 @@ class StreamExchange:
     def _close(self, now_ns: int, outcome: int, cause: str = "", said: str = "") -> None:
         books, index = self._books, self.index
         if not self._counted:
-            self._enter_tokens(final=True)
+            self._enter_tokens()
         self._counted = True
         books.outcome[index] = outcome
         if outcome != CENSORED:
@@ -202,23 +216,22 @@ class StreamExchange:
         self._stamps, self._pieces = [], []
         self._ended(self)
 
-    def _enter_tokens(self, final: bool) -> None:
+    def _enter_tokens(self) -> None:
+        """Enter what came, when no more will."""
         books, index, origin = self._books, self.index, self._origin_ns
-        if self._usage is not None and self._usage[0]:
-            books.prompt_tokens[index] = self._usage[0]
+        usage = self._usage
+        if usage is not None:
+            books.prompt_tokens[index] = usage[0] or books.prompt_tokens[index]
+            books.cached_tokens += usage[2]
         if not self._at:
             return
-        counts = chunk_tokens(self._at, self._usage[1] if self._usage and final else None)
+        if usage is None and self._done:
+            books.notes["no usage: tokens counted as chunks"] += 1
+        counts = chunk_tokens(self._at, usage[1] if usage else None)
         books.first_ns[index] = self._at[0][1] - origin
         books.last_ns[index] = self._at[-1][1] - origin
         books.first_tokens[index] = counts[0]
-        books.output_tokens[index] = max(sum(counts), self._usage[1] if self._usage and final else 0)
-        if not final:
-            return
-        if self._usage is None:
-            books.notes["no usage: tokens counted as chunks"] += 1
-        else:
-            books.cached_tokens += self._usage[2]
+        books.output_tokens[index] = max(sum(counts), usage[1] if usage else 0)
         latest: dict[int, int] = {}
         for (answer, at_ns, _), tokens in zip(self._at, counts, strict=True):
             before = latest.get(answer)
