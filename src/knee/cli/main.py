@@ -20,6 +20,7 @@ COMMANDS: tuple[str, ...] = (
     "watch",
     "simulate",
     "mock",
+    "tune",
     "gateway",
     "deploy",
     "upgrade",

@@ -1,0 +1,1 @@
+"""Move one flag, measure again, stop for a stated reason."""

@@ -1,0 +1,201 @@
+"""One trial: start, sweep, diagnose, propose; whatever goes wrong becomes part of the result."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from knee.core.errors import KneeError, NoAnswer, TargetError
+from knee.core.lock import lock_of_run
+from knee.core.point import Point
+from knee.core.run import create_run
+from knee.core.slo import LATENCIES, Slo
+from knee.core.units import NS_PER_S
+from knee.diagnose.runs import diagnose_points
+from knee.diagnose.text import evidence_text
+from knee.diagnose.verdict import Diagnosis
+from knee.measure.live import LiveTarget
+from knee.measure.search import Budget, Search, Step
+from knee.measure.sweep import Recorder, Sweep, finish, plan_of, search_knee
+from knee.tune.config import TuneConfig
+from knee.tune.predict import predictor
+from knee.tune.propose import Place, pairs, propose, unloaded_moves
+from knee.tune.server import Launcher, Running, Say, StartFailed
+from knee.tune.trial import Cost, Result, Trial
+from knee.workload.shapes import mean_of
+
+MOST_PAIRS = 4
+
+
+class _InfeasibleError(KneeError):
+    """A request that is alone breaks the SLO."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial to measure into the new run directory `run`, within `left_s` seconds of server time."""
+
+    trial: Trial
+    config: TuneConfig
+    run: Path
+    left_s: float
+    say: Say
+
+
+def run_trial(job: Job, launcher: Launcher) -> Result:
+    """Start the server, find its knee, say what binds there and what to try next.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; the server is gone and the finished points are kept.
+        TargetError: no server can be started at all, or it cannot be stopped.
+        InputError: the run cannot be written.
+    """
+    log = job.run.with_name(f"{job.run.name}-server.log")
+    try:
+        with launcher.server(job.trial.flags, log, job.say) as running:
+            return _measured(job, running)
+    except StartFailed as error:
+        job.say(f"  cannot start: {error}")
+        return Result(outcome="cannot start", cause=str(error))
+
+
+def _measured(job: Job, running: Running) -> Result:
+    trial, config, run, target = job.trial, job.config, job.run, running.target
+    create_run(run, _plan(trial, config, running))
+    if isinstance(target, LiveTarget):
+        target.run = run
+    spend = config.spend
+    search = Search(
+        config.workload,
+        config.slo,
+        seed=trial.seed,
+        budget=Budget(precision=spend.precision, server_s=max(1.0, job.left_s), points=spend.points),
+        clients=spend.clients,
+        flags=dict(running.facts),
+    )
+    points: list[Point] = []
+
+    def told(step: Step, point: Point) -> None:
+        points.append(point)
+        job.say(f"  {point_line(step, point)}")
+        broken = unloaded_breaks(point, config.slo) if step.phase == "light" else ""
+        if broken:
+            raise _InfeasibleError(broken)
+
+    known = _known(trial, running)
+    recorder = Recorder(make_point=running.make_point, run=run, told=told)
+    try:
+        found = search_knee(target, search, recorder)
+    except _InfeasibleError as error:
+        finish(run, Sweep(points=tuple(points)), infeasible=error.what)
+        place = Place(flags=trial.flags, facts=running.facts, moves=config.moves)
+        return msgspec.structs.replace(
+            known,
+            outcome="infeasible",
+            cause=error.what,
+            proposals=unloaded_moves(place, mean_of(config.workload.prompt_tokens)),
+            server_s=_server_s(points, running),
+        )
+    except TargetError as error:
+        return msgspec.structs.replace(
+            known, outcome="died", cause=str(error), server_s=_server_s(points, running)
+        )
+    known = msgspec.structs.replace(known, server_s=_server_s(found.points, running))
+    return _concluded(job, running, found, search, known)
+
+
+def _concluded(job: Job, running: Running, found: Sweep, search: Search, known: Result) -> Result:
+    """Close the run, and say what binds at its knee and what to try next."""
+    trial, config, run = job.trial, job.config, job.run
+    diagnosis = _diagnosed(found, running, config.slo)
+    finish(run, found, diagnosis=diagnosis)
+    if found.ended == "interrupted":
+        raise KeyboardInterrupt
+    if found.ended == "target lost":
+        cause = running.cause()
+        why = f"{found.why}; its log: {cause}" if cause else found.why
+        return msgspec.structs.replace(known, outcome="died", cause=why)
+    place = Place(flags=trial.flags, facts=running.facts, moves=config.moves)
+    predict = predictor(search, trial.flags) if trial.purpose != "confirm" else None
+    return msgspec.structs.replace(
+        known,
+        knee=found.knee,
+        limit=str(diagnosis.limit or "") if diagnosis else "",
+        why=diagnosis.why if diagnosis else "the server shows no metrics",
+        evidence=tuple(evidence_text(e) for e in diagnosis.evidence) if diagnosis else (),
+        proposals=propose(place, diagnosis, predict),
+        pairs=tuple(pairs(place, predict, MOST_PAIRS)) if config.explore else (),
+        costs=_costs(run, config.slo),
+    )
+
+
+def _known(trial: Trial, running: Running) -> Result:
+    return Result(
+        outcome="measured",
+        facts={**trial.flags, **running.facts},
+        version=running.version,
+        model=running.model,
+        gpu=running.gpu,
+        startup_s=running.startup_s,
+    )
+
+
+def _plan(trial: Trial, config: TuneConfig, running: Running) -> dict[str, Any]:
+    plan = plan_of("tune", running.target, config.workload, config.slo, trial.seed, trial=trial.number)
+    told = {**trial.flags, **running.facts}
+    plan["target"] |= {"flags": told, "gpu": running.gpu}
+    return plan
+
+
+def _server_s(points: list[Point] | tuple[Point, ...], running: Running) -> float:
+    return sum(point.spent_ns for point in points) / NS_PER_S + (running.startup_s or 0.0)
+
+
+def _diagnosed(found: Sweep, running: Running, slo: Slo) -> Diagnosis | None:
+    try:
+        return diagnose_points(found.points, running.facts, slo)
+    except NoAnswer:
+        return None
+
+
+def _costs(run: Path, slo: Slo) -> tuple[Cost, ...]:
+    """What requests see at the knee: every latency objective, and the medians."""
+    try:
+        point = lock_of_run(run).at_knee
+    except KneeError:
+        return ()
+    if point is None:
+        return ()
+    judged = {str(one.objective): one.value for one in point.judged}
+    of_slo = [
+        Cost(name=f"{o.metric} p{(o.quantile or 0) * 100:g}", value=judged.get(str(o)), objective=True)
+        for o in slo.objectives
+        if o.metric in LATENCIES
+    ]
+    medians = [Cost(name="ttft p50", value=point.ttft_ms.p50), Cost(name="itl p50", value=point.itl_ms.p50)]
+    return (*of_slo, *medians)
+
+
+def unloaded_breaks(point: Point, slo: Slo) -> str:
+    """Why the SLO cannot hold: what a request that is alone sees; "" where it may."""
+    seen = {"ttft": point.ttft_ms, "itl": point.itl_ms, "tpot": point.tpot_ms, "e2e": point.e2e_ms}
+    for objective in slo.objectives:
+        summary = seen.get(objective.metric)
+        if summary is not None and summary.p50 is not None and summary.p50 > objective.bound:
+            return (
+                f"a single unloaded request breaks it: {objective.metric} p50 is {summary.p50:.4g} ms "
+                f"and the SLO wants {objective}"
+            )
+    return ""
+
+
+def point_line(step: Step, point: Point) -> str:
+    """A finished point in one line."""
+    load = f"{point.max_concurrency} clients" if point.max_concurrency else f"{point.rate:.4g} req/s"
+    waits = ", ".join(
+        f"{name} {'∞' if value is None else f'{value:.4g}'} ms"
+        for name, value in (("TTFT p50", point.ttft_ms.p50), ("ITL p50", point.itl_ms.p50))
+    )
+    verdict = {True: ": holds", False: ": breaks", None: ""}[point.holds]
+    shown = verdict if point.max_concurrency is None else ""
+    invalid = f": invalid, {point.invalid[0]}" if point.invalid else ""
+    return f"{step.phase}: {load}, {point.ok} of {point.offered} ok, {waits}{invalid or shown}"
