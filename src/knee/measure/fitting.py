@@ -32,9 +32,9 @@ def fit_steps(seen: Sequence[Observed]) -> StepFit | None:
 
     Every running sequence gets one token a step, so a token seen while n requests stream stands for 1/n of a
     step. Over bins of some 24 steps, decoding time = fixed x steps + per sequence x tokens + per prefill
-    token x prompts that got their first token there + per context token x tokens held by streaming requests: least
-    squares, weighted towards equal relative errors, with costs kept at or above zero. Bins are wider than a
-    chunked prefill, so that it does not matter in which of its steps a prompt was read.
+    token x prompts that got their first token there + per context token x tokens held by streaming requests:
+    least squares, weighted towards equal relative errors, with costs kept at or above zero. Bins are wider
+    than a chunked prefill, so that it does not matter in which of its steps a prompt was read.
     """
     rows = [row for observed in seen for row in _rows(observed)]
     if len(rows) < _FEWEST_BINS:

@@ -21,7 +21,7 @@ _EVALUATIONS = 14
 _TYPICAL_SLOPE = 40.0
 _STEEPEST = 400.0
 _STRIDE = 0.12
-_NEAR_ENOUGH = 0.4
+_NEAR_ENOUGH = 0.35
 
 Shares = Callable[[float], tuple[Share, ...]]
 """The long-run share of violations of every objective at a rate."""
@@ -84,11 +84,12 @@ def _excess_work(model: Model, workload: Workload, requests: int, seed: int) -> 
     return float(requests / due[-1] * brought / expected)
 
 
-def long_run_knee(shares: Shares, slo: Slo, guess: float) -> LongRun:
+def long_run_knee(shares: Shares, slo: Slo, guess: float, slopes: Sequence[float] = ()) -> LongRun:
     """The rate at which the first objective reaches its allowed share in the long run.
 
-    A safeguarded secant on the log odds over the log of the rate; each evaluation is a whole long run, so it
-    stops as soon as the last one is so close that its own slope tells the rest.
+    A safeguarded secant on the log odds over the log of the rate, beginning at `guess` with `slopes`
+    where they are known; each evaluation is a whole long run, so it stops as soon as the last one is so close
+    that the slope tells the rest.
 
     Raises:
         ValueError: no such rate was found near `guess`.
@@ -97,7 +98,7 @@ def long_run_knee(shares: Shares, slo: Slo, guess: float) -> LongRun:
     at, found = math.log(guess), shares(guess)
     seen = _odds(found)
     low, high, stride = -math.inf, math.inf, _STRIDE
-    slopes = [_TYPICAL_SLOPE] * len(allowed)
+    slopes = list(slopes) or [_TYPICAL_SLOPE] * len(allowed)
     for _ in range(_EVALUATIONS):
         number = max(range(len(allowed)), key=lambda i: seen[i] - allowed[i])
         missing = allowed[number] - seen[number]
@@ -121,9 +122,8 @@ def long_run_knee(shares: Shares, slo: Slo, guess: float) -> LongRun:
 
 
 def sharpen(known: LongRun, shares: Shares, slo: Slo) -> LongRun:
-    """The same knee from one more, longer run at it: its slopes are known."""
-    allowed = [logit(allowed_share(objective)) for objective in slo.objectives]
-    return _long_run(math.log(known.knee), shares(known.knee), known.slopes, allowed)
+    """The same knee from longer runs, which begin where shorter ones ended."""
+    return long_run_knee(shares, slo, known.knee, known.slopes)
 
 
 def _long_run(
