@@ -1,7 +1,7 @@
 from typing import Any
 
 import yaml
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from knee.deploy.commented import Because, document, plain
@@ -25,6 +25,7 @@ trees = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1, max_size=8), trees, min_size=1, max_size=5))
 @example(
     {"a": [[{"b": 1}], [], {}], "c": "x: y # z", "d": "a\nb\n", "e": "\n", "f": " a\n", "g": "1e3", "h": "--"}
@@ -36,6 +37,7 @@ def test_what_is_written_reads_back(value: dict[str, Any]) -> None:
     assert yaml.safe_load(document(value)) == plain(value)
 
 
+@settings(deadline=None)
 @given(whys)
 def test_the_reason_stands_beside_its_value(why: str) -> None:
     text = document({"spec": {"seconds": Because(15, why)}})

@@ -2,7 +2,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.deploy.measured import lock_of, point_at
 
@@ -23,6 +23,7 @@ def test_by_hand() -> None:
     assert sizes.max_replicas.value == math.ceil(100 / 15.2) + 1 == 8
 
 
+@settings(deadline=None)
 @given(st.floats(0.1, 3000))
 def test_the_startup_probe_allows_two_to_three_times_the_measured_start(seconds: float) -> None:
     allowed, period, failures, _ = startup_budget(seconds)
@@ -31,6 +32,7 @@ def test_the_startup_probe_allows_two_to_three_times_the_measured_start(seconds:
     assert allowed <= max(60, 3 * seconds)
 
 
+@settings(deadline=None)
 @given(
     longest=st.one_of(st.none(), st.floats(0.1, 3600)),
     start=st.one_of(st.none(), st.floats(1, 3000)),

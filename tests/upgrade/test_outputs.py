@@ -4,7 +4,7 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knee.core.errors import InputError
@@ -185,6 +185,7 @@ def test_noise_is_called_a_change_in_few_of_many_runs() -> None:
     assert wrong / 400 <= 0.025  # what lies below a two-sided 95 % interval
 
 
+@settings(deadline=None)
 @given(st.integers(1, 200), st.data())
 def test_the_interval_holds_the_difference(n: int, data: st.DataObject) -> None:
     changed, noisy = data.draw(st.integers(0, n)), data.draw(st.integers(0, 2 * n))
@@ -194,6 +195,7 @@ def test_the_interval_holds_the_difference(n: int, data: st.DataObject) -> None:
         assert low <= 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), max_size=6), st.lists(st.sampled_from("abc"), max_size=6))
 def test_the_first_diverging_token(one: list[str], other: list[str]) -> None:
     found = diverge(probe("c", " ".join(one)), probe("c", " ".join(other)))

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knee.catalog.load import releases
@@ -58,6 +58,7 @@ def test_new_names() -> None:
     assert by_name["--task"] == "--runner"
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from([m.name for m in all_metrics() if m.name.startswith("vllm:")]),
     st.text("abcz_:", max_size=3),
@@ -106,6 +107,7 @@ def test_a_tier_leaves_the_others_out() -> None:
     assert tiers <= {"", "large"}
 
 
+@settings(deadline=None)
 @given(st.sampled_from(releases().inspected[6:]))
 def test_the_same_version_changes_nothing(version: str) -> None:
     plan = make_plan(version, version)
@@ -113,6 +115,7 @@ def test_the_same_version_changes_nothing(version: str) -> None:
     assert not plan.breaks
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_series_is_gone_exactly_where_the_page_lost_it(data: st.DataObject) -> None:
     versions = releases().inspected[6:]
