@@ -1,7 +1,9 @@
 """`knee deploy check` as a user meets it: good and bad input, JSON, exit codes."""
 
+import functools
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +233,15 @@ def spoil(item: dict[str, Any], rng: random.Random) -> dict[str, Any]:
         elif key is not None:
             at[key] = rng.choice(VALUES)
         return whole
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_once() -> Iterator[None]:
+    """kubernetes-validate parses megabytes of definitions for every object."""
+    plain = kubernetes_validate.utils.schema_contents
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kubernetes_validate.utils, "schema_contents", functools.cache(plain))
+        yield
 
 
 @settings(max_examples=300, deadline=None)
