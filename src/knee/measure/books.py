@@ -2,14 +2,14 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from knee.core.requests import CENSORED, NEVER, Gaps, Ints, Observed
 from knee.core.units import NS_PER_MS
 
-GAPS_KEPT = 2_000_000
+GAPS_KEPT = 1_000_000
 """Gaps kept one by one. Beyond, alike ones are merged: within 0.4% in length and a slice of time."""
 FIRST_SLICE_NS = 100 * NS_PER_MS
 """The slice of time at first; it grows as far as a long run needs to stay within half of GAPS_KEPT."""
@@ -103,29 +103,17 @@ class Books:
 
     def observed(self, end_of_load_ns: int, more: Ints | None = None) -> Observed:
         """A copy of the books as they stand, with `more` entries (rows), all in order of `due_ns`."""
-        order = np.argsort(_copy(self.gap_at_ns), kind="stable")
-        columns = {name: np.array(getattr(self, name), dtype=np.int64) for name in COLUMNS}
-        if more is not None and len(more):
-            columns = {
-                name: np.concatenate([columns[name], values])
-                for name, values in zip(COLUMNS, more.T, strict=True)
-            }
-        if (np.diff(columns["due_ns"]) < 0).any():
-            arrival = np.argsort(columns["due_ns"], kind="stable")
-            columns = {name: values[arrival] for name, values in columns.items()}
-        outcome = columns.pop("outcome").astype(np.int8)
-        return Observed(
-            **columns,
-            outcome=outcome,
-            gaps=Gaps(
-                ns=_copy(self.gap_ns)[order],
-                count=_copy(self.gap_count)[order],
-                at_ns=_copy(self.gap_at_ns)[order],
-                chunk_ns=_copy(self.chunk_ns),
-            ),
-            end_of_load_ns=end_of_load_ns,
-            causes=dict(self.causes),
-        )
+        return self.freeze(end_of_load_ns, more)()
+
+    def freeze(self, end_of_load_ns: int, more: Ints | None = None) -> Callable[[], Observed]:
+        """What `observed` gives, in two steps: the copy now, and the work on it when the result is called.
+
+        So another thread can do the work while these books go on.
+        """
+        columns = {name: getattr(self, name)[:] for name in COLUMNS}
+        gaps = [column[:] for column in (self.gap_ns, self.gap_count, self.gap_at_ns, self.chunk_ns)]
+        causes = dict(self.causes)
+        return lambda: _observed(columns, gaps, causes, end_of_load_ns, more)
 
     def _thin_out(self) -> None:
         ns, count, at = (_copy(column) for column in (self.gap_ns, self.gap_count, self.gap_at_ns))
@@ -152,6 +140,33 @@ def merge_alike(ns: Ints, count: Ints, at_ns: Ints, slice_ns: int) -> tuple[Ints
     latest = np.zeros(len(counts), dtype=np.int64)
     np.maximum.at(latest, where, at_ns)
     return np.rint(means).astype(np.int64), counts.astype(np.int64), latest
+
+
+def _observed(
+    columns: "dict[str, array[int]]",
+    gaps: "list[array[int]]",
+    causes: dict[str, int],
+    end_of_load_ns: int,
+    more: Ints | None,
+) -> Observed:
+    filled = {name: _copy(column) for name, column in columns.items()}
+    if more is not None and len(more):
+        filled = {
+            name: np.concatenate([filled[name], values]) for name, values in zip(COLUMNS, more.T, strict=True)
+        }
+    if (np.diff(filled["due_ns"]) < 0).any():
+        arrival = np.argsort(filled["due_ns"], kind="stable")
+        filled = {name: values[arrival] for name, values in filled.items()}
+    outcome = filled.pop("outcome").astype(np.int8)
+    ns, count, at_ns, chunk_ns = (_copy(column) for column in gaps)
+    order = np.argsort(at_ns, kind="stable")
+    return Observed(
+        **filled,
+        outcome=outcome,
+        gaps=Gaps(ns=ns[order], count=count[order], at_ns=at_ns[order], chunk_ns=chunk_ns),
+        end_of_load_ns=end_of_load_ns,
+        causes=causes,
+    )
 
 
 def _copy(column: "array[int]") -> Ints:

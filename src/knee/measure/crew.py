@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import numpy as np
@@ -109,11 +109,11 @@ class Crew:
         for process in self._processes:
             _send(process, pack(Order(0, why)))
 
-    def observed(self) -> Observed:
-        """The merged books, as of each worker's last word."""
+    def freeze(self) -> Callable[[], Observed]:
+        """The merged books, as of each worker's last word; see `Books.freeze`."""
         now_ns = self._clock.monotonic_ns() - self.start_ns
         end_ns = now_ns if self.end_of_load_ns == NEVER else self.end_of_load_ns
-        return self._books.observed(end_ns, np.concatenate(self._open))
+        return self._books.freeze(end_ns, np.concatenate(self._open))
 
     def take_finished(self) -> list[RequestRecord]:
         """Requests that finished since this was last called."""

@@ -3,7 +3,7 @@
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from knee.core.clock import Clock
 from knee.core.requests import FAILED, NEVER, OK, OUTCOMES, Ints, Observed, RequestRecord, column
@@ -113,11 +113,11 @@ class Load:
             self.stopped = why
             self._over.set()
 
-    def observed(self) -> Observed:
-        """The books up to now, with what has come so far for requests under way."""
+    def freeze(self) -> Callable[[], Observed]:
+        """The books up to now, with what has come so far for requests under way; see `Books.freeze`."""
         for exchange in self._under_way.values():
             exchange.look()
-        return self.books.observed(self._now_ns() if self.end_of_load_ns == NEVER else self.end_of_load_ns)
+        return self.books.freeze(self._now_ns() if self.end_of_load_ns == NEVER else self.end_of_load_ns)
 
     def take_closed(self) -> Ints:
         """The entries of requests that ended since the last call; only one part of several keeps them."""

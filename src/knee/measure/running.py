@@ -40,8 +40,8 @@ class Loader(Protocol):
         """End the point early."""
         ...
 
-    def observed(self) -> Observed:
-        """The books up to now."""
+    def freeze(self) -> Callable[[], Observed]:
+        """A copy of the books up to now; the result makes the columns of it, in any thread."""
         ...
 
     def take_finished(self) -> list[RequestRecord]:
@@ -97,7 +97,7 @@ async def run_point(
     ended_ns = clock.monotonic_ns()
     await scraper.all_once()
     keep(load.take_finished())
-    observed = load.observed()
+    observed = load.freeze()()
     snapshots = since(scraper.snapshots, load.start_ns)
     window_end_ns = min(offer.warmup_ns + offer.window_ns, load.end_of_load_ns)
     jump_ns = (clock.wall_ns() - wall_ns) - (clock.monotonic_ns() - begun_ns)
@@ -134,15 +134,26 @@ async def _attend(
         if records:
             await loop.run_in_executor(None, keep, records)
         if watch is not None or progress is not None:
-            observed = load.observed()
             at_ns = clock.monotonic_ns() - load.start_ns
-            if progress is not None:
-                progress(Glance(at_ns, len(observed), load.in_flight, observed))
-            if watch is not None:
-                verdict = await loop.run_in_executor(None, watch, observed, at_ns)
-                if verdict:
-                    load.stop(verdict)
+            looking = _look(load.freeze(), at_ns, load.in_flight, watch, progress)
+            verdict = await loop.run_in_executor(None, looking)
+            if verdict:
+                load.stop(verdict)
         pause_s = max(LOOK_S, (clock.monotonic_ns() - begun_ns) / NS_PER_S / LOOK_SHARE)
+
+
+def _look(
+    books: Callable[[], Observed], at_ns: int, in_flight: int, watch: Watch | None, progress: Progress | None
+) -> Callable[[], Stop]:
+    """What is done about once a second, in another thread so that the load does not wait for it."""
+
+    def look() -> Stop:
+        observed = books()
+        if progress is not None:
+            progress(Glance(at_ns, len(observed), in_flight, observed))
+        return watch(observed, at_ns) if watch is not None else ""
+
+    return look
 
 
 @contextlib.contextmanager
