@@ -1,0 +1,149 @@
+"""A run recorded on an engine of known costs: the calibration must find them, and predict other limits."""
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from knee.core.errors import InputError, NoAnswer
+from knee.core.requests import RequestRecord
+from knee.core.run import POINTS, RECORDS, append_lines, create_run
+from knee.core.slo import Slo, parse_slo
+from knee.core.units import NS_PER_S
+from knee.engine.config import EngineConfig, StepCost
+from knee.engine.engine import Engine
+from knee.engine.request import Request
+from knee.measure.calibrate import Calibration, calibrate
+from knee.measure.point import make_point
+from knee.measure.recorded import read_recorded
+from knee.measure.simulated import SimulatedTarget
+from knee.measure.target import Offer
+from knee.workload.schedule import schedule
+from knee.workload.spec import Lengths, Workload
+
+SLO = parse_slo("ttft p95 < 300ms")
+WORKLOAD = Workload(
+    prompt_tokens=Lengths(kind="lognormal", mean=128, cv=0.5, high=1000),
+    output_tokens=Lengths(kind="lognormal", mean=32, cv=0.5, high=300),
+)
+TRUE = EngineConfig(
+    step_cost=StepCost(fixed_ns=3_000_000, per_seq_ns=500_000, per_prefill_token_ns=20_000),
+    max_num_seqs=128,
+    max_num_batched_tokens=2048,
+)
+
+
+def _offer(rate: float, seed: int) -> Offer:
+    return Offer(
+        workload=WORKLOAD, rate=rate, seed=seed, warmup_ns=5 * NS_PER_S, window_ns=40 * NS_PER_S,
+        drain_ns=20 * NS_PER_S,
+    )  # fmt: skip
+
+
+def _records(config: EngineConfig, offer: Offer, point: int, jitter_ns: int) -> list[RequestRecord]:
+    """What a client would note of the engine: every token's instant, late by up to `jitter_ns`."""
+    engine, rng = Engine(config), random.Random(offer.seed)
+    requests: list[Request] = []
+    for stretch in schedule(offer.workload, offer.rate, offer.seed):
+        columns = (stretch.due_ns.tolist(), stretch.prompt_tokens.tolist(), stretch.output_tokens.tolist())
+        for due, prompt, output in zip(*columns, strict=True):
+            requests.append(Request(len(requests), prompt, output, arrival_ns=due))
+        if requests[-1].arrival_ns > offer.warmup_ns + offer.window_ns:
+            break
+    tokens: dict[object, list[int]] = {request.id: [] for request in requests}
+    now, sent = 0, 0
+    while sent < len(requests) or engine.requests:
+        while sent < len(requests) and requests[sent].arrival_ns <= now:
+            engine.add(requests[sent], requests[sent].arrival_ns)
+            sent += 1
+        step = engine.next_step(now)
+        if step is None and sent == len(requests):
+            break
+        if step is None:
+            now = requests[sent].arrival_ns
+            continue
+        now = step.end_ns
+        for request in step.emitted:
+            before = tokens[request.id][-1] if tokens[request.id] else 0
+            tokens[request.id].append(max(before + 1, now + rng.randrange(jitter_ns)))
+    return [_record(request, point, tokens[request.id]) for request in requests]
+
+
+def _record(request: Request, point: int, at: list[int]) -> RequestRecord:
+    gaps = tuple(later - earlier for earlier, later in pairwise(at))
+    return RequestRecord(
+        point=point, index=int(request.id), outcome="ok",
+        due_ns=request.arrival_ns, sent_ns=request.arrival_ns, first_ns=at[0],
+        last_ns=at[-1], end_ns=at[-1], prompt_tokens=request.prompt_tokens,
+        asked_tokens=request.output_tokens, output_tokens=len(at), gap_ns=gaps, gap_tokens=(1,) * len(gaps),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "sweep"
+    target = SimulatedTarget(TRUE)
+    plan = {
+        "command": "sweep", "target": msgspec.to_builtins(target.describe()), "seed": 1,
+        "workload": msgspec.to_builtins(WORKLOAD), "slo": msgspec.to_builtins(SLO),
+    }  # fmt: skip
+    create_run(folder, plan)
+    for number, rate in enumerate((8.0, 16.0, 24.0)):
+        offer = _offer(rate, seed=number)
+        append_lines(folder / POINTS, [make_point(target.measure(offer), offer, SLO)])
+        append_lines(folder / RECORDS, _records(TRUE, offer, number, jitter_ns=200_000))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(run: Path) -> Calibration:
+    return calibrate(read_recorded(run), {})
+
+
+def test_the_costs_are_found_within_their_intervals(found: Calibration) -> None:
+    truth = {"fixed": 3.0, "per_seq": 0.5, "per_prefill_token": 0.02, "per_context_token": 0.0}
+    for part, ms in truth.items():
+        cost = found.costs[part]
+        assert cost.low_ms - 0.02 * ms <= ms <= cost.high_ms + 0.02 * ms, (part, cost)
+        assert cost.ms == pytest.approx(ms, rel=0.1, abs=1e-4), part
+    assert found.residual < 0.1
+    assert found.engine.max_num_seqs == 128
+    assert found.assumed == ()
+    assert found.rates == (8.0, 16.0, 24.0)
+
+
+def test_the_fitted_engine_replays_what_was_seen(found: Calibration) -> None:
+    for one in found.replayed:
+        assert one.itl_fitted_ms == pytest.approx(one.itl_ms, rel=0.05)
+        assert one.ttft_fitted_ms + found.extra_ttft_ms == pytest.approx(one.ttft_ms, rel=0.10)
+
+
+def _served(config: EngineConfig, slo: Slo) -> float:
+    """The served rate of an overloaded engine."""
+    offer = msgspec.structs.replace(_offer(200, seed=9), drain_ns=0)
+    return make_point(SimulatedTarget(config).measure(offer), offer, slo).served_rate
+
+
+@pytest.mark.parametrize("seats", [4, 16, 128])
+def test_it_predicts_the_capacity_at_other_limits(found: Calibration, seats: int) -> None:
+    true = _served(msgspec.structs.replace(TRUE, max_num_seqs=seats), SLO)
+    ours = _served(msgspec.structs.replace(found.engine, max_num_seqs=seats), SLO)
+    assert ours == pytest.approx(true, rel=0.05)
+
+
+def test_only_the_points_below_a_rate(run: Path) -> None:
+    found = calibrate(read_recorded(run), {"max_num_seqs": 4}, below=16)
+    assert found.rates == (8.0, 16.0)
+    assert found.engine.max_num_seqs == 4
+    with pytest.raises(NoAnswer, match="0 points"):
+        calibrate(read_recorded(run), {}, below=1)
+
+
+def test_a_run_without_records_is_told(tmp_path: Path) -> None:
+    create_run(tmp_path / "run", {"command": "sweep", "workload": {}, "slo": {}})
+    with pytest.raises(InputError, match="no records"):
+        read_recorded(tmp_path / "run")
+    with pytest.raises(InputError, match="not a run directory"):
+        read_recorded(tmp_path)
