@@ -16,6 +16,7 @@ COMMANDS: tuple[str, ...] = (
     "fit",
     "bench",
     "sweep",
+    "compare",
     "diagnose",
     "watch",
     "simulate",
