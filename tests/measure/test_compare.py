@@ -74,7 +74,7 @@ def test_the_same_server_is_not_called_changed(baseline: Path, tmp_path: Path) -
     found = compare_runs(read_side(baseline), read_side(again), margin=0.15)
     assert found.verdict in {"unchanged", "inconclusive"}
     assert {one.rate for one in found.compared} == {5, 10}
-    assert [one.verdict for one in found.compared].count("unchanged") >= 3
+    assert {one.verdict for one in found.compared if one.what == "itl p99"} == {"unchanged"}
 
 
 def test_a_slower_server_is_a_regression_for_the_gate(

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from knee.core.point import Point
     from knee.diagnose.verdict import Diagnosis
+    from knee.measure.budget import Budget, Step
     from knee.measure.live import LiveTarget
-    from knee.measure.search import Budget, Step
     from knee.measure.sweep import Sweep
 
 MOST_RATES = 50
@@ -124,7 +124,7 @@ def _conclude(found: "Sweep", target: "LiveTarget", slo: Slo, run: Path, as_json
 
 def _budget(precision: str, server_time: str, points: int) -> "Budget":
     from knee.core.units import NS_PER_S, parse_duration_ns
-    from knee.measure.search import Budget
+    from knee.measure.budget import Budget
 
     try:
         share = float(precision.removesuffix("%")) / 100

@@ -25,7 +25,7 @@ WORST_FIT = 0.2
 COARSE = 0.05
 """Relative error of the model's knee that suffices to place the first point."""
 
-FINE = 0.006
+FINE = 0.004
 
 
 class Evidence:

@@ -9,29 +9,28 @@
 
 import math
 from collections.abc import Mapping
-from typing import Literal
 
-import msgspec
-
-from knee.core.errors import UsageError
 from knee.core.point import Knee, Point
 from knee.core.slo import Slo
 from knee.core.units import NS_PER_S, s_to_ns
+from knee.measure.budget import Budget, Phase, Step
 from knee.measure.estimate import Estimate
 from knee.measure.evidence import Evidence
-from knee.measure.target import Measured, Offer, Watch
+from knee.measure.identity import Identity, difference, identity_of, restarted
+from knee.measure.idle import breaks_idle
+from knee.measure.target import Measured, Offer
 from knee.measure.timing import cost_s, open_offer
 from knee.measure.trial import Trial, make_trial
 from knee.measure.watching import watch_burst, watch_light, watch_point
 from knee.workload.spec import Workload
 
-Phase = Literal["light", "burst", "probe", "long", "beyond"]
-
 DEFAULT_CLIENTS = 512
-MOST_POINTS = 24
 MOST_PROBES = 6
 MOST_INVALID = 8
 LONGEST_S = 86_400.0
+
+DRIFT = 6.0
+"""Mean squared deviation of the points from each other, in units of their noise, that is called a drift."""
 
 FIRST_ERROR = 0.025
 """Relative error of a long point's rate by chance alone; most of it is the arrivals' and paired away."""
@@ -44,37 +43,6 @@ BEYOND = 0.25
 
 CLOSE = 0.12
 """Half-width of the interval at which probing ends."""
-
-
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to stop: half-width of the interval (relative), server time in seconds, open-loop points."""
-
-    precision: float = 0.03
-    server_s: float = math.inf
-    points: int = MOST_POINTS
-
-    def checked(self) -> "Budget":
-        """This budget if one can search within it.
-
-        Raises:
-            UsageError: it leaves no room for a search.
-        """
-        if not 0.001 <= self.precision <= 0.5:
-            raise UsageError(f"a precision of {self.precision:g}", "between 0.1% and 50%, like 3%")
-        if not self.server_s > 0:
-            raise UsageError(f"a server time of {self.server_s:g} s", "write a duration like 20m")
-        if not 1 <= self.points <= MOST_POINTS:
-            raise UsageError(f"{self.points} points", f"between 1 and {MOST_POINTS}")
-        return self
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do next: an offer, the watch that ends it, and what it is for."""
-
-    phase: Phase
-    offer: Offer
-    watch: Watch
-    why: str
 
 
 class Search:
@@ -102,8 +70,11 @@ class Search:
         self._clients = clients or DEFAULT_CLIENTS
         self._phase: Phase = "light"
         self._done: list[Phase] = []
-        self._invalid = 0
+        self._invalid: list[float] = []
         self._ending = ""
+        self._identity: Identity = {}
+        self._breaks_idle = False
+        self._why_invalid = ""
 
     @property
     def left_s(self) -> float:
@@ -121,6 +92,8 @@ class Search:
             return None
         if self._phase == "light":
             return self._closed(1, "light", "unloaded latencies, one request at a time")
+        if self._phase == "again":
+            return self._closed(4, "again", "the SLO broke with one request at a time; four may warm it up")
         if self._phase == "burst":
             return self._closed(self._clients, "burst", f"capacity from above, {self._clients} clients")
         return self._open(self.evidence.estimate())
@@ -129,35 +102,73 @@ class Search:
         """Take what came of a step. A point with reasons in `invalid` counts as spent, never as evidence."""
         self.spent_s += measured.spent_ns / NS_PER_S
         self._done.append(step.phase)
-        if step.phase == "light":
-            self.evidence.add_light(step.offer, measured)
-            self._phase = "burst"
+        if self._changed(measured):
+            return
+        if step.phase in ("light", "again"):
+            self._add_idle(step, measured)
         elif step.phase == "burst":
             self._phase = "probe"
             if not self.evidence.add_burst(step.offer, measured):
                 self.reason = "no request of the burst was completed"
         elif point.invalid:
-            self._invalid += 1
+            self._invalid.append(step.offer.rate)
+            self._why_invalid = point.invalid[0]
         else:
             cv = self.evidence.profile.length_cv
             self.evidence.add_trial(make_trial(measured, step.offer, point, self.slo, cv))
+
+    def _changed(self, measured: Measured) -> bool:
+        """Whether the server is no longer the one that the search began with; then the search is over."""
+        if restarted(measured):
+            self.reason = "the server restarted during a point; what came before is kept"
+        seen = identity_of(measured)
+        if changed := difference(self._identity, seen):
+            self.reason = f"the server changed during the search: {changed}"
+        self._identity |= seen
+        return bool(self.reason)
+
+    def _add_idle(self, step: Step, measured: Measured) -> None:
+        """Unloaded latencies. An idle server may be slow just because it idles: it gets a second chance."""
+        if step.phase == "light":
+            self.evidence.add_light(step.offer, measured)
+        broken = breaks_idle(measured, self.slo)
+        if not broken:
+            self._phase = "burst"
+        elif step.phase == "light":
+            self._phase = "again"
+        else:
+            self.reason = f"no rate holds: {broken} with hardly any load"
+            self._breaks_idle = True
 
     def knee(self) -> Knee:
         """The answer as it stands."""
         found = self.evidence.estimate()
         burst = self.evidence.burst
+        holds, breaks = (found.low, found.high) if found else (None, None)
+        if self._client_bound and found:
+            held = [trial.offer.rate for trial in self.trials if trial.point.holds]
+            holds, breaks = max(held, default=None), None
         return Knee(
             slo=self.slo,
-            holds=found.low if found else None,
-            breaks=found.high if found else None,
-            estimate=found.estimate if found else None,
+            holds=holds,
+            breaks=0.0 if self._breaks_idle else breaks,
+            estimate=found.estimate if found and breaks is not None else None,
             confidence=self.evidence.confidence,
-            reason=self.reason or "not finished",
+            reason=(self.reason or "not finished") + self._doubts(found),
             binding_objective=found.binding.metric if found else None,
             saturation_rate=burst.capacity if burst else None,
             server_seconds=self.spent_s,
             points=len(self.trials),
         )
+
+    def _doubts(self, found: Estimate | None) -> str:
+        """What a reader of the interval should know beside it."""
+        if found is None:
+            return ""
+        told = "" if found.method == "assisted" else "; from the points alone, no model of this server fits"
+        if found.misfit > DRIFT:
+            told += "; points differ by more than chance, so the interval is widened: did the server change?"
+        return told
 
     def _closed(self, clients: int, phase: Phase, why: str) -> Step | None:
         longest_s = min(1200.0, self.left_s * 0.25)
@@ -173,12 +184,12 @@ class Search:
             drain_ns=NS_PER_S,
             max_concurrency=clients,
         )
-        return Step(phase=phase, offer=offer, watch=watch_light if phase == "light" else watch_burst, why=why)
+        return Step(phase=phase, offer=offer, watch=watch_burst if phase == "burst" else watch_light, why=why)
 
     def _open(self, found: Estimate | None) -> Step | None:
         self.reason = self._over(found)
         if self.reason:
-            if "beyond" in self._done or found is None or self._invalid >= MOST_INVALID:
+            if "beyond" in self._done or found is None or self._client_bound:
                 return None
             step = self._beyond(found)
             if step is not None:
@@ -195,8 +206,10 @@ class Search:
 
     def _over(self, found: Estimate | None) -> str:
         """Why the search is over, "" where it is not."""
-        if self._invalid >= MOST_INVALID:
-            return f"{self._invalid} points were invalid"
+        if len(self._invalid) >= MOST_INVALID:
+            return f"{len(self._invalid)} points were invalid: {self._why_invalid}"
+        if self._client_bound and found and found.low > 0.9 * self._reachable:
+            return f"every rate that this client can offer holds: {self._why_invalid}"
         if "beyond" in self._done:
             return self._ending
         if found and found.half_width <= self.budget.precision and "long" in self._done:
@@ -216,7 +229,7 @@ class Search:
     def _offer(
         self, phase: Phase, found: Estimate | None, requests: float, rate: float | None = None
     ) -> Step | None:
-        rate = rate or (found.estimate if found else self.evidence.first_rate)
+        rate = min(rate or (found.estimate if found else self.evidence.first_rate), self._reachable)
         timing = self.evidence.timing
         offer = open_offer(
             self.workload,
@@ -236,6 +249,18 @@ class Search:
             else "a first open-loop point"
         )
         return Step(phase=phase, offer=offer, watch=watch, why=why)
+
+    @property
+    def _reachable(self) -> float:
+        """The highest rate worth asking for: what was invalid twice is left alone, with a margin."""
+        again = [
+            rate for rate in self._invalid if sum(abs(other / rate - 1) < 0.05 for other in self._invalid) > 1
+        ]
+        return 0.85 * min(again, default=math.inf)
+
+    @property
+    def _client_bound(self) -> bool:
+        return self._reachable < math.inf
 
     def _next_seed(self) -> int:
         return self._seed * 1000 + len(self._done)

@@ -45,8 +45,8 @@ def from_interval(value: float, low: float, high: float, confidence: float = 0.9
 def pooled(runs: Sequence[Measurement]) -> Measurement:
     """Repeated runs as one: the mean of the logs, with the error that their spread shows.
 
-    Three runs or more know their spread themselves; of one or two the error inside a run counts as well, and a
-    single run is given the usual noise between runs.
+    Three runs or more know their spread themselves; of one or two the error inside a run counts as well, and
+    a single run is given the usual noise between runs.
     """
     logs = np.log([run.value for run in runs])
     count = len(runs)

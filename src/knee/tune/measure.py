@@ -14,8 +14,9 @@ from knee.core.units import NS_PER_S
 from knee.diagnose.runs import diagnose_points
 from knee.diagnose.text import evidence_text
 from knee.diagnose.verdict import Diagnosis
+from knee.measure.budget import Budget, Step
 from knee.measure.live import LiveTarget
-from knee.measure.search import Budget, Search, Step
+from knee.measure.search import Search
 from knee.measure.sweep import Recorder, Sweep, finish, plan_of, search_knee
 from knee.tune.config import TuneConfig
 from knee.tune.predict import predictor

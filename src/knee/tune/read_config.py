@@ -9,7 +9,7 @@ import msgspec
 from knee.core.errors import InputError, UsageError
 from knee.core.slo import parse_slo
 from knee.core.units import NS_PER_S, parse_duration_ns
-from knee.measure.search import MOST_POINTS
+from knee.measure.budget import MOST_POINTS
 from knee.tune.check import check_flags, check_moves, plain
 from knee.tune.config import (
     Bounds,
