@@ -67,7 +67,7 @@ def test_a_planted_change_of_speed(
 
 def measured(folder: Path, config: MockConfig) -> Path:
     """One valid point over HTTP; one that a busy machine spoiled says so, and is measured again."""
-    load = ["--rate", "5", "--prompt", "200", "--output", "40", "--warmup", "1s", "--duration", "6s"]
+    load = ["--rate", "5", "--prompt", "200", "--output", "40", "--warmup", "500ms", "--duration", "4s"]
     with mock_process(config) as server:
         for attempt in range(4):
             out = folder.with_name(f"{folder.name}-{attempt}")

@@ -6,10 +6,12 @@ from typing import Annotated
 import typer
 
 from knee.cli.app import JsonOption, log, show
+from knee.cli.compare import compare as compare_speed
 
 upgrade = typer.Typer(no_args_is_help=True, help="What a new vLLM changes: flags, metrics, speed, text.")
 outputs = typer.Typer(no_args_is_help=True, help="The text of a fixed evaluation set, recorded and compared.")
 upgrade.add_typer(outputs, name="outputs")
+upgrade.command("compare")(compare_speed)
 
 
 @upgrade.command("plan")
