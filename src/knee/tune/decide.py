@@ -1,4 +1,4 @@
-"""Better, worse, or not to be told apart: two knees with their intervals."""
+"""Better, worse, or not to be told apart: two knees with their intervals, by the comparison of runs."""
 
 import math
 from typing import Literal
@@ -6,8 +6,12 @@ from typing import Literal
 import msgspec
 
 from knee.core.point import Knee
+from knee.stats.compare import Measurement, compare, from_interval, pooled
 
 Verdict = Literal["better", "worse", "within noise"]
+
+MARGIN = 0.01
+"""A knee that is known to be higher by less than this is not worth a different flag."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -19,34 +23,34 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     high: float | None = None
 
 
-def compare_knees(before: Knee, after: Knee) -> Comparison:
-    """Whether `after` is a higher knee than `before`, beyond noise.
+def compare_knees(before: Knee, after: Knee, *, repeatable: bool = False) -> Comparison:
+    """Whether `after` is a higher knee than `before`, beyond noise (see `stats.compare`).
 
-    The logarithms of both knees are taken to err independently, each by half the width of its interval, so
-    their difference errs by the root of the sum of squares. Where an end of an interval is missing, only
+    Two starts of one real server differ by more than an interval from inside one sweep shows; `repeatable`
+    says that there is no such noise, as in virtual time. Where an end of an interval is missing, only
     intervals that do not overlap tell the two apart.
     """
     if before.holds is None and before.estimate is None:
         return Comparison(verdict="better" if after.holds is not None else "within noise")
     if after.holds is None and after.estimate is None:
         return Comparison(verdict="worse")
-    spreads = [_half_width(knee) for knee in (before, after)]
-    if None in spreads or before.estimate is None or after.estimate is None:
+    first, second = _measured(before, repeatable), _measured(after, repeatable)
+    if first is None or second is None:
         return Comparison(verdict=_apart(before, after))
-    ratio = math.log(after.estimate / before.estimate)
-    reach = math.hypot(*(spread or 0.0 for spread in spreads))
+    found = compare(first, second, margin=MARGIN, higher_is_better=True)
     verdict: Verdict = "within noise"
-    if abs(ratio) > reach:
-        verdict = "better" if ratio > 0 else "worse"
-    return Comparison(
-        verdict=verdict, factor=math.exp(ratio), low=math.exp(ratio - reach), high=math.exp(ratio + reach)
-    )
+    if found.verdict in ("improved", "regressed"):
+        verdict = "better" if found.verdict == "improved" else "worse"
+    return Comparison(verdict=verdict, factor=1 + found.change, low=1 + found.low, high=1 + found.high)
 
 
-def _half_width(knee: Knee) -> float | None:
-    if knee.holds is None or knee.breaks is None:
+def _measured(knee: Knee, repeatable: bool) -> Measurement | None:
+    if not knee.estimate or not knee.holds or knee.breaks is None:
         return None
-    return math.log(knee.breaks / knee.holds) / 2
+    one = from_interval(knee.estimate, knee.holds, knee.breaks, knee.confidence)
+    if math.isinf(one.error):
+        return None
+    return one if repeatable else pooled([one])
 
 
 def _apart(before: Knee, after: Knee) -> Verdict:

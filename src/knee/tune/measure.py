@@ -28,10 +28,6 @@ from knee.workload.shapes import mean_of
 MOST_PAIRS = 4
 
 
-class _InfeasibleError(KneeError):
-    """A request that is alone breaks the SLO."""
-
-
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A trial to measure into the new run directory `run`, within `left_s` seconds of server time."""
 
@@ -78,24 +74,11 @@ def _measured(job: Job, running: Running) -> Result:
     def told(step: Step, point: Point) -> None:
         points.append(point)
         job.say(f"  {point_line(step, point)}")
-        broken = unloaded_breaks(point, config.slo) if step.phase == "light" else ""
-        if broken:
-            raise _InfeasibleError(broken)
 
     known = _known(trial, running)
     recorder = Recorder(make_point=running.make_point, run=run, told=told)
     try:
         found = search_knee(target, search, recorder)
-    except _InfeasibleError as error:
-        finish(run, Sweep(points=tuple(points)), infeasible=error.what)
-        place = Place(flags=trial.flags, facts=running.facts, moves=config.moves)
-        return msgspec.structs.replace(
-            known,
-            outcome="infeasible",
-            cause=error.what,
-            proposals=unloaded_moves(place, mean_of(config.workload.prompt_tokens)),
-            server_s=_server_s(points, running),
-        )
     except TargetError as error:
         return msgspec.structs.replace(
             known, outcome="died", cause=str(error), server_s=_server_s(points, running)
@@ -116,6 +99,10 @@ def _concluded(job: Job, running: Running, found: Sweep, search: Search, known: 
         why = f"{found.why}; its log: {cause}" if cause else found.why
         return msgspec.structs.replace(known, outcome="died", cause=why)
     place = Place(flags=trial.flags, facts=running.facts, moves=config.moves)
+    if found.knee is not None and found.knee.holds is None and found.knee.breaks == 0:
+        cause = f"a single unloaded request breaks it: {found.knee.reason}"
+        longer = unloaded_moves(place, mean_of(config.workload.prompt_tokens))
+        return msgspec.structs.replace(known, outcome="infeasible", cause=cause, proposals=longer)
     predict = predictor(search, trial.flags) if trial.purpose != "confirm" else None
     return msgspec.structs.replace(
         known,
@@ -174,19 +161,6 @@ def _costs(run: Path, slo: Slo) -> tuple[Cost, ...]:
     ]
     medians = [Cost(name="ttft p50", value=point.ttft_ms.p50), Cost(name="itl p50", value=point.itl_ms.p50)]
     return (*of_slo, *medians)
-
-
-def unloaded_breaks(point: Point, slo: Slo) -> str:
-    """Why the SLO cannot hold: what a request that is alone sees; "" where it may."""
-    seen = {"ttft": point.ttft_ms, "itl": point.itl_ms, "tpot": point.tpot_ms, "e2e": point.e2e_ms}
-    for objective in slo.objectives:
-        summary = seen.get(objective.metric)
-        if summary is not None and summary.p50 is not None and summary.p50 > objective.bound:
-            return (
-                f"a single unloaded request breaks it: {objective.metric} p50 is {summary.p50:.4g} ms "
-                f"and the SLO wants {objective}"
-            )
-    return ""
 
 
 def point_line(step: Step, point: Point) -> str:

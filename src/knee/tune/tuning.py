@@ -5,13 +5,15 @@ No clock, no server: the same results give the same trials again, which is how a
 
 from collections.abc import Iterator
 
-from knee.tune.config import Flags, TuneConfig
+from knee.tune.config import Flags, SimulatedServer, TuneConfig
 from knee.tune.decide import Comparison, compare_knees
 from knee.tune.propose import Change, Proposal
 from knee.tune.stopping import stop_at, trades_of
 from knee.tune.trial import Decision, Entry, Result, Stop, Trial
 
 MOST_PAIRS = 4
+MOST_FAILED = 2
+"""Values of one flag that may fail to start or die before no further one is tried in that direction."""
 
 
 class Tuning:
@@ -86,7 +88,7 @@ class Tuning:
         before = self.best.result
         if result.knee is None:
             return Decision(decided="reverted", why=result.cause)
-        found = _compared(before, result)
+        found = self._compared(before, result)
         trades = trades_of(before, result)
         if found.verdict == "better":
             return Decision(decided="kept", why=_said(found, before, result), comparison=found, trades=trades)
@@ -99,13 +101,20 @@ class Tuning:
         if result.knee is None:
             self.best = self.entries[0]
             return Decision(decided="not confirmed", why=f"{result.outcome}: {result.cause}")
-        found = _compared(first, result)
+        found = self._compared(first, result)
         said = _said(found, first, result)
         if found.verdict == "worse":
             self.best = self.entries[0]
             return Decision(decided="not confirmed", why=f"against the start: {said}", comparison=found)
         self.best = Entry(trial=trial, result=result, decision=Decision(decided="confirmed", why=said))
         return Decision(decided="confirmed", why=f"against the start: {said}", comparison=found)
+
+    def _compared(self, before: Result, after: Result) -> Comparison:
+        assert after.knee is not None
+        if before.knee is None or before.rate <= 0:  # a single request broke the SLO
+            return Comparison(verdict="better" if after.rate > 0 else "within noise")
+        repeatable = isinstance(self.config.server, SimulatedServer)
+        return compare_knees(before.knee, after.knee, repeatable=repeatable)
 
     def _go_on(self, entry: Entry) -> None:
         """After a move that was not kept: follow it up once where it opened another limit, else go back."""
@@ -160,6 +169,8 @@ class Tuning:
         changes = []
         for change in move.changes:
             to = change.to
+            if (change.flag, to) in self._barred and self._failed(change.flag) >= MOST_FAILED:
+                return None
             while (change.flag, to) in self._barred:
                 middle = _between(change.current, to)
                 if middle is None:
@@ -172,6 +183,9 @@ class Tuning:
             changes=tuple(changes), limit=move.limit, why=f"{move.why} (shortened: it failed further out)",
             price=move.price,
         )  # fmt: skip
+
+    def _failed(self, flag: str) -> int:
+        return sum(flag == name for name, _ in self._barred)
 
     def _confirmation(self) -> Trial | None:
         assert self.best is not None
@@ -207,13 +221,6 @@ class Tuning:
             base=base,
             move=move,
         )
-
-
-def _compared(before: Result, after: Result) -> Comparison:
-    if before.knee is None:  # a single request broke the SLO
-        return Comparison(verdict="better" if after.rate > 0 else "within noise")
-    assert after.knee is not None
-    return compare_knees(before.knee, after.knee)
 
 
 def _between(current: str, to: str) -> str | None:
