@@ -51,8 +51,8 @@ def test_a_against_a_is_unchanged() -> None:
 
 
 def test_the_arithmetic() -> None:
-    found = compare(of(SAME, SAME), of(OTHER, OTHER))
-    assert verdicts(found) == {"prompts": "unchanged", "greedy": "changed", "default": "changed"}
+    found = compare(of(SAME, []), of(OTHER, []))
+    assert verdicts(found) == {"prompts": "unchanged", "greedy": "changed"}
     assert "arithmetic" in found.cause
     assert {d.at for d in found.divergences} == {1}
     assert (found.divergences[0].before, found.divergences[0].after) == (" number", " numero")
@@ -65,9 +65,14 @@ def test_the_template() -> None:
 
 
 def test_the_sampling_defaults() -> None:
-    found = compare(of(SAME, SAME), of(SAME, OTHER))
-    assert verdicts(found) == {"prompts": "unchanged", "greedy": "unchanged", "default": "changed"}
+    found = compare(server("x", SAME), server("x", OTHER))
+    unchanged = {"prompts": "unchanged", "greedy": "unchanged", "seeded": "unchanged"}
+    assert verdicts(found) == {**unchanged, "default": "changed"}
     assert "sampling defaults" in found.cause
+
+
+def test_default_answers_alone_cannot_tell_another_seed_from_another_temperature() -> None:
+    assert verdicts(compare(of(SAME, SAME), of(SAME, OTHER)))["default"] == "inconclusive"
 
 
 def sampled(case: str, mode: Mode, text: str, likelihood: float = -1.0) -> Probe:
@@ -133,7 +138,10 @@ def test_modes_that_a_server_refuses_are_left_out() -> None:
     before = recording(probe("g", "a"), *probes)
     groups = {group.name: group for group in compare(before, before).groups}
     assert groups["seeded"].n == 0
-    assert groups["seeded"].verdict == "inconclusive"
+    found = compare(before, before)
+    assert found.verdict == "unchanged"
+    assert any("seeded: no answer from either" in note for note in found.notes)
+    assert compare(recording(*probes), recording(*probes)).verdict == "inconclusive"
 
 
 def test_one_prompt_that_is_rendered_differently_is_a_change() -> None:

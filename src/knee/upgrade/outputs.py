@@ -3,17 +3,20 @@
 import math
 import re
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from knee.core.errors import InputError
 from knee.stats.distributions import normal_quantile, wilson
+from knee.upgrade.evaluation import Mode
 from knee.upgrade.recording import Probe, Recording, Said
 from knee.upgrade.sampling import CONFIDENCE, SAME_NATS, is_plain, likelihood_shift
 
 Verdict = Literal["unchanged", "changed", "inconclusive"]
 Pairs = list[tuple[Probe, Probe]]
+
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 NEAR_TIE_NATS = 0.1
 """Two tokens this close in log probability may change places with the order of additions in a kernel."""
@@ -86,29 +89,39 @@ def compare(before: Recording, after: Recording) -> Comparison:
     later = {(probe.case, probe.mode): probe for probe in after.probes}
     pairs = [(one, later[one.case, one.mode]) for one in before.probes if (one.case, one.mode) in later]
     groups = {"prompts": _group("prompts", pairs, _prompt)}
-    for mode in ("greedy", "seeded", "default"):
+    for mode in MODES:
         own = [pair for pair in pairs if pair[0].mode == mode]
         if own:
             groups[mode] = _group(mode, own, _text)
-    verdicts = {name: group.verdict for name, group in groups.items()}
-    if (
-        "default" in groups
-        and verdicts["prompts"] != "changed"
-        and verdicts.get("seeded") not in (None, "unchanged")
-    ):
+    if _needs_likelihood(groups):
         default = [pair for pair in pairs if pair[0].mode == "default"]
         groups["default"] = _by_likelihood(groups["default"], before, after, default)
-        verdicts["default"] = groups["default"].verdict
-    judged = [verdict for name, verdict in verdicts.items() if name != "seeded"]
+    verdicts = {name: group.verdict for name, group in groups.items() if group.n}
     return Comparison(
         before=f"{before.model} on vLLM {before.version or '?'}",
         after=f"{after.model} on vLLM {after.version or '?'}",
         groups=tuple(groups.values()),
         divergences=tuple(found for pair in pairs if (found := diverge(*pair)) is not None),
-        verdict=next((v for v in ("changed", "inconclusive") if v in judged), "unchanged"),
+        verdict=_overall([verdict for name, verdict in verdicts.items() if name != "seeded"]),
         cause=_cause(verdicts),
         notes=tuple(dict.fromkeys((*before.notes, *after.notes, *_remarks(before, after, groups)))),
     )
+
+
+def _overall(verdicts: list[Verdict]) -> Verdict:
+    """Changed as soon as one is; a seed that draws other tokens is not among them."""
+    if not verdicts or ("inconclusive" in verdicts and "changed" not in verdicts):
+        return "inconclusive"
+    return "changed" if "changed" in verdicts else "unchanged"
+
+
+def _needs_likelihood(groups: dict[str, Group]) -> bool:
+    """Whether default answers differ, and the seed may be all that is behind it."""
+    if "default" not in groups or groups["default"].verdict == "unchanged":
+        return False
+    seeded = groups.get("seeded")
+    same_seed = seeded is not None and seeded.n > 0 and seeded.verdict == "unchanged"
+    return not same_seed and groups["prompts"].verdict != "changed"
 
 
 def _by_likelihood(group: Group, before: Recording, after: Recording, pairs: Pairs) -> Group:
@@ -220,10 +233,10 @@ def _remarks(before: Recording, after: Recording, groups: dict[str, Group]) -> l
     ]
     if not groups["prompts"].n:
         remarks.append("the servers do not tell how they render prompts")
-    if (
-        "seeded" in groups
-        and groups["seeded"].verdict != "unchanged"
-        and groups["greedy"].verdict == "unchanged"
-    ):
+    remarks += [
+        f"{name}: no answer from either server" for name in MODES if name in groups and not groups[name].n
+    ]
+    seeded, greedy = groups.get("seeded"), groups.get("greedy")
+    if seeded is not None and seeded.changed and greedy is not None and greedy.verdict == "unchanged":
         remarks.append("the same seed does not draw the same tokens in both versions")
     return remarks
