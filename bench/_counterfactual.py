@@ -1,7 +1,8 @@
 """Simulated servers whose true limit is known: the one whose relaxation raises the knee most.
 
-Ground truth by counterfactual. Compute is what remains where no relaxation of a flag or of the front end
-raises the knee: it is the limit that no flag moves.
+Ground truth by counterfactual. Compute is what remains where no relaxation of a flag raises the knee: it is
+the limit that no flag moves. The front end is not among them: the simulated engine has none. The simulated
+HTTP server has one, and a test provokes it there.
 """
 
 import math
@@ -16,7 +17,7 @@ from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.diagnose.diagnose import diagnose
 from knee.diagnose.facts import Facts
 from knee.diagnose.verdict import Diagnosis, Limit, Move
-from knee.engine.config import EngineConfig, FrontEnd, StepCost
+from knee.engine.config import EngineConfig, StepCost
 from knee.measure.point import judged_stretch, make_point
 from knee.measure.samples import latency_samples
 from knee.measure.simulated import SimulatedTarget
@@ -71,7 +72,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(seed: int) -> Server:
-    """A random server: step cost, flags, cache, front end, lengths and SLO over the ranges of real ones."""
+    """A random server: step cost, flags, cache, lengths and SLO over the ranges of real ones."""
     rng = random.Random(seed)
 
     def between(low: float, high: float) -> float:
@@ -103,11 +104,8 @@ def draw(seed: int) -> Server:
         output_tokens=_lengths(output, cv),
         arrivals=Arrivals(),
     )
-    if rng.random() < 0.25:  # a front end that carries about as much as the engine does
-        front = NS_PER_S / capacity(config, workload) * between(0.8, 3)
-        config = replace(config, front_end=FrontEnd(per_request_ns=round(front)))
     light = fixed + cost.per_seq_ns + cost.per_prefill_token_ns * prompt
-    ttft = max(0.3, 8 * (light + config.front_end.per_request_ns) / NS_PER_S) * rng.choice([1, 2])
+    ttft = max(0.3, 8 * light / NS_PER_S) * rng.choice([1, 2])
     objectives = [Objective(metric="ttft", quantile=0.95, bound=round(1000 * ttft))]
     if rng.random() < 0.4:
         gap_ms = (fixed + cost.per_seq_ns * cap / 2) / NS_PER_MS * between(1.5, 6)
@@ -203,9 +201,6 @@ def relaxed(server: Server) -> dict[Limit, list[Server]]:
         *({"max_num_batched_tokens": b} for b in sorted(budgets) if b < config.max_num_batched_tokens),
         *({"long_prefill_token_threshold": max(16, prompt // f)} for f in FACTORS),
     ]
-    if config.front_end.per_request_ns:
-        more = [replace(config.front_end, servers=f * config.front_end.servers) for f in FACTORS]
-        changes["front_end"] = [{"front_end": front} for front in more]
     single = [every for limit, every in changes.items() if limit != "prefill_interference"]
     together = [{k: v for every in single for k, v in every[i].items()} for i in range(len(FACTORS))]
     shorter = {"long_prefill_token_threshold": max(16, prompt // FACTORS[-1])}
@@ -251,8 +246,6 @@ def _moved(config: EngineConfig, move: Move) -> EngineConfig | None:
         return replace(config, num_gpu_blocks=2 * config.num_gpu_blocks - 1)
     if move.flag == "gpu_memory_utilization":
         return replace(config, num_gpu_blocks=round(1.1 * config.num_gpu_blocks))
-    if move.flag == "api_server_count":
-        return replace(config, front_end=replace(config.front_end, servers=int(move.to)))
     return None
 
 
@@ -271,8 +264,7 @@ def capacity(config: EngineConfig, workload: Workload) -> float:
 
 def guess(server: Server) -> float:
     """A rate near the knee."""
-    rate, front = capacity(server.config, server.workload), server.config.front_end.per_request_ns
-    return 0.8 * (min(rate, NS_PER_S / front) if front else rate)
+    return 0.8 * capacity(server.config, server.workload)
 
 
 def run_case(seed: int) -> Case | None:
