@@ -23,7 +23,7 @@ NEAR = 0.25
 LEAST = 0.003
 PRIOR = 0.06
 FIRST_REQUESTS = 12_000
-MOST, MOST_PLAIN = 6.0, 40.0
+MOST, MOST_PLAIN = 4.0, 40.0
 """How many times as many requests the last long run may have; the plain engine is that much faster."""
 
 
@@ -53,7 +53,12 @@ def model_knee(model: Model, workload: Workload, slo: Slo, guess: float, error: 
         return None
     plain = is_plain(model.config) and model.config.num_gpu_blocks >= UNBOUNDED_BLOCKS
     requests = round(FIRST_REQUESTS * min(MOST_PLAIN if plain else MOST, (found.error / error) ** 2))
-    return sharpen(found, shares(requests), adjusted) if requests > 1.5 * FIRST_REQUESTS else found
+    if requests <= 1.5 * FIRST_REQUESTS:
+        return found
+    try:
+        return sharpen(found, shares(requests), adjusted)
+    except ValueError:  # a longer run of a queue that hardly forgets may lie too far from the shorter one
+        return found
 
 
 def assisted_estimate(
