@@ -181,6 +181,7 @@ def scripted(
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.sleep(0.02)  # lets closed connections go
 
     def run(coroutine: Callable[[], Awaitable[None]]) -> None:
         asyncio.set_event_loop(loop)

@@ -426,6 +426,24 @@ def test_the_limit_on_open_files_is_raised() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_realtime_priority_is_taken_or_its_refusal_noted() -> None:
+    before = os.sched_getscheduler(0)
+    seen: list[int] = []
+
+    def watch(observed: Observed, now_ns: int) -> Any:  # noqa: ARG001
+        seen.append(os.sched_getscheduler(0))
+        return ""
+
+    with scripted(steady(0.01, 0.002)) as server:
+        target = connect(Connection(url=server.url, realtime=True))
+        got = target.measure(offer(rate=40, window_s=1.2), watch)
+    assert os.sched_getscheduler(0) == before
+    assert set(seen) == {os.SCHED_OTHER}  # what is beside the load stays ordinary
+    assert got.health is not None
+    refused = any("real-time priority was not granted" in note for note in got.health.notes)
+    assert refused == (os.geteuid() != 0) or refused
+
+
 def target_of(server: Scripted, **options: Any) -> LiveTarget:
     return connect(Connection(url=server.url, **options))
 

@@ -76,6 +76,16 @@ def test_the_client_is_told_from_the_server(health: ClientHealth, says: str) -> 
     assert says in found.invalid[0]
 
 
+def test_a_lag_is_measured_against_the_wait_it_adds_to() -> None:
+    """40 ms late is too much of a TTFT of 50 ms, and little of one of 2 s."""
+    late = ClientHealth(dispatch_lag_p99_ms=40.0)
+    assert verdict(health=late).invalid
+    due = observed().due_ns
+    assert (
+        verdict(observed(first_ns=due + 2 * NS_PER_S, last_ns=due + 3 * NS_PER_S), health=late).invalid == ()
+    )
+
+
 def test_client_bound_says_what_to_change() -> None:
     assert "--workers" in verdict(health=ClientHealth(dispatch_lag_p99_ms=54.0)).invalid[0]
 

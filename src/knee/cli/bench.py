@@ -55,6 +55,7 @@ def bench(
     metrics: to.MetricsOption = None,
     timeout: to.TimeoutOption = "10m",
     workers: to.WorkersOption = 1,
+    realtime: to.RealtimeOption = False,
     out: Annotated[Path | None, typer.Option(help="Run directory to write.")] = None,
     save_result: Annotated[
         Path | None, typer.Option(help="Also write JSON as `vllm bench serve --save-result` does.")
@@ -70,7 +71,7 @@ def bench(
     offer = load.offer_from(load.LoadFlags(**values))
     connection = to.connection_from(
         url, model=model, endpoint=endpoint, stream=stream, n=n, body=body, headers=header,
-        key_file=api_key_file, metrics=metrics, timeout=timeout,
+        key_file=api_key_file, metrics=metrics, timeout=timeout, realtime=realtime,
     )  # fmt: skip
     return run_bench(
         connection, offer, parse_slo(slo) if slo else Slo(()), Settings(out, save_result, workers, as_json)

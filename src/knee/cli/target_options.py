@@ -25,6 +25,9 @@ KeyOption = Annotated[
 MetricsOption = Annotated[
     list[str] | None, typer.Option(help="Where metrics are, once per replica; else the URL itself.")
 ]
+RealtimeOption = Annotated[
+    bool, typer.Option("--realtime", help="Real-time priority for the load, where cores are shared (root).")
+]
 WorkersOption = Annotated[int, typer.Option(help="Processes that share the load.")]
 TimeoutOption = Annotated[str, typer.Option(help="How long one request may take in all.")]
 
@@ -41,6 +44,7 @@ def connection_from(
     key_file: Path | None = None,
     metrics: list[str] | None = None,
     timeout: str = "10m",
+    realtime: bool = False,
 ) -> "Connection":
     """The connection that the flags describe.
 
@@ -64,6 +68,7 @@ def connection_from(
         headers=_headers(headers or []),
         key=read_key(key_file),
         metrics_urls=tuple(metrics or ()),
+        realtime=realtime,
         timeouts=Timeouts(
             connect_s=min(10.0, total_s),
             first_byte_s=total_s,

@@ -244,6 +244,7 @@ async def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
-    await asyncio.sleep(0)  # lets transports that were dropped close
+    for _ in range(3):  # a transport that was dropped closes in the next turns of the loop
+        await asyncio.sleep(0)
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()

@@ -21,9 +21,10 @@ from knee.measure.endpoints import Ask, form, head_of
 from knee.measure.load import Load
 from knee.measure.memory import quiet_memory
 from knee.measure.preflight import Served, learn_vocabulary, look_at, try_out
+from knee.measure.priority import first_in_line
 from knee.measure.prompts import Prompts, Vocabulary
 from knee.measure.ready import make_ready
-from knee.measure.running import Loader, Progress, run_point
+from knee.measure.running import Loader, Progress, run_point, with_note
 from knee.measure.scrape import Scraper, joined, read_page, take
 from knee.measure.secret import Secret
 from knee.measure.target import Measured, Offer, TargetInfo, Watch
@@ -42,7 +43,8 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach a server: what is asked of it, with which key and headers, and how long to wait.
 
     `metrics_urls` are where its metrics are, one per replica where `url` is a router; none means `url`
-    itself. `headers` and `key` go with every request, the key never anywhere else.
+    itself. `headers` and `key` go with every request, the key never anywhere else. `realtime` asks for
+    real-time priority while load runs.
     """
 
     url: str
@@ -51,6 +53,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
     key: Secret | None = None
     timeouts: Timeouts = Timeouts()
+    realtime: bool = False
 
     @property
     def origin(self) -> Origin:
@@ -113,10 +116,10 @@ class LiveTarget:
         """
         self._check_lengths(offer)
         allow_many_files()
-        with private_loop() as loop, quiet_memory():
+        with first_in_line(self.connection.realtime) as remark, private_loop() as loop, quiet_memory():
             measured = loop.run_until_complete(self._measure(offer, watch))
         self.point += 1
-        return measured
+        return with_note(measured, remark)
 
     def snapshot(self) -> Snapshot | None:
         """The server's metrics now; None where it shows none.
@@ -194,6 +197,7 @@ class LiveTarget:
                 vocabulary=self._vocabulary,
                 offer=offer,
                 record=record,
+                realtime=connection.realtime,
             )
             return await start_crew(job, self.workers, clock)
         head = head_of(connection.origin, connection.ask, headers)

@@ -118,6 +118,14 @@ async def run_point(
     )
 
 
+def with_note(measured: Measured, note: str) -> Measured:
+    """`measured` with one more remark on the client; as it is without one."""
+    if not note or measured.health is None:
+        return measured
+    health = msgspec.structs.replace(measured.health, notes=(*measured.health.notes, note))
+    return msgspec.structs.replace(measured, health=health)
+
+
 async def _attend(
     load: Loader,
     clock: RealClock,

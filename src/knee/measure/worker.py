@@ -23,6 +23,7 @@ from knee.measure.books import Books
 from knee.measure.endpoints import Ask, form, head_of
 from knee.measure.load import Load
 from knee.measure.memory import quiet_memory
+from knee.measure.priority import first_in_line
 from knee.measure.prompts import Prompts, Vocabulary
 from knee.measure.ready import Part, make_ready
 from knee.measure.target import ClientHealth, Offer, Stop
@@ -44,6 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     part: Part = Part()
     shared_entropy: int = 0
     record: bool = False
+    realtime: bool = False
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -147,7 +149,8 @@ async def serve() -> None:
     )
     beside = [asyncio.ensure_future(_obey(reader, load)), asyncio.ensure_future(_report(load))]
     begun_ns, cpu_ns = clock.monotonic_ns(), clock.cpu_ns()
-    await load.run()
+    with first_in_line(job.realtime):
+        await load.run()
     for task in beside:
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)
