@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from knee.diagnose.rules.progress import LEAST_S
-from knee.diagnose.rules.queue import drained, kv_full, queues
+from knee.diagnose.rules.state import drained, kv_full, queues
 from knee.diagnose.signals import Signals
 from knee.diagnose.verdict import Binding, Diagnosis, Limit
 

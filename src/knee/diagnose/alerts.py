@@ -87,16 +87,24 @@ def alerts(names: Names, limits: Thresholds) -> list[Rule]:
         ),
     ]
     if names.has(KV):
-        rules.append(
-            _alert(
-                "VllmKvFullPreempting",
-                f"knee:kv_usage:max > {limits.kv:g} and knee:preemptions:rate5m > 0",
-                "5m",
-                "warning",
-                "the KV cache is full and running requests start again",
-                "lower --max-num-seqs to KV tokens / tokens per request, or give the cache more memory",
-            )
-        )
+        rules.append(_kv_alert(limits))
+    return rules + _knee_alerts(limits) + _renamed_alerts(names)
+
+
+def _kv_alert(limits: Thresholds) -> Rule:
+    return _alert(
+        "VllmKvFullPreempting",
+        f"knee:kv_usage:max > {limits.kv:g} and knee:preemptions:rate5m > 0",
+        "5m",
+        "warning",
+        "the KV cache is full and running requests start again",
+        "lower --max-num-seqs to KV tokens / tokens per request, or give the cache more memory",
+    )
+
+
+def _knee_alerts(limits: Thresholds) -> list[Rule]:
+    """What only a measured knee can say."""
+    rules: list[Rule] = []
     if limits.rate is not None:
         rules.append(
             _alert(
@@ -123,7 +131,12 @@ def alerts(names: Names, limits: Thresholds) -> list[Rule]:
                     "`knee diagnose`",
                 )
             )
-    # Something of vLLM is there, but not under the name that these rules read: an upgrade renamed it.
+    return rules
+
+
+def _renamed_alerts(names: Names) -> list[Rule]:
+    """Something of vLLM is there, but not under the name that these rules read: an upgrade renamed it."""
+    rules: list[Rule] = []
     present = f"count by (job) ({names.series(RUNNING)})"
     for canonical, part in ((KV, ""), (ITL, "count"), (QUEUE, "count")):
         if names.has(canonical):

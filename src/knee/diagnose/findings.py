@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from knee.core.units import NS_PER_S, format_duration
 from knee.diagnose.rules.progress import rejections, sleeping
-from knee.diagnose.rules.queue import drained
+from knee.diagnose.rules.state import drained
 from knee.diagnose.signals import Signals
 from knee.diagnose.verdict import Finding
 

@@ -2,7 +2,7 @@
 
 from knee.core.snapshot import GaugeStats
 from knee.diagnose.moves import lower_budget, more_api_servers
-from knee.diagnose.rules.queue import (
+from knee.diagnose.rules.state import (
     FULL_STEPS,
     KV_FULL,
     PINNED,
