@@ -61,6 +61,18 @@ def test_samples_and_what_the_server_tells() -> None:
     assert 0.25 < whole.seconds < 2
 
 
+@pytest.mark.parametrize(
+    ("version", "says"), [("9.1.0", "newer than"), ("main", "none of vLLM"), ("0.32.0", "")]
+)
+def test_a_version_that_is_not_known_works_with_a_warning(version: str, says: str) -> None:
+    def answer(path: str, number: int) -> Answer:
+        return (200, f'{{"version": "{version}"}}') if path == "/version" else vllm(path, number)
+
+    with server(answer) as url:
+        warnings = sample([url], 0.1, 0.1, RealClock()).snapshots[0].warnings
+    assert [says in warning for warning in warnings] == ([True] if says else [])
+
+
 def test_several_servers_at_the_same_instants() -> None:
     with server(vllm) as one, server(vllm) as two:
         seen = sample([one, two], 0.1, 0.1, RealClock())

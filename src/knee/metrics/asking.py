@@ -4,7 +4,9 @@ from typing import Any
 
 import msgspec
 
-from knee.core.errors import TargetError
+from knee.catalog.load import releases
+from knee.catalog.version import parse_version
+from knee.core.errors import TargetError, UsageError
 from knee.http1.client import Client
 
 _SCHEDULER = (
@@ -48,6 +50,22 @@ async def ask(client: Client) -> About:
         version=stated if isinstance(stated, str) else "",
         flags=flags,
         dead=await _status(client, "/health") == 503,
+    )
+
+
+def remark_on(version: str) -> str:
+    """A remark where `version` is newer than every release the catalogue knows, or is none; "" otherwise."""
+    if not version:
+        return ""
+    newest = releases().inspected[-1]
+    try:
+        newer = parse_version(version).release > parse_version(newest).release
+    except UsageError:
+        return f"the server's version {version[:40]!r} is none of vLLM's"
+    return (
+        f"vLLM {version} is newer than {newest}, the newest known here: names may have changed"
+        if newer
+        else ""
     )
 
 

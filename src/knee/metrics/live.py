@@ -10,7 +10,7 @@ from knee.core.errors import InputError, KneeError, TargetError
 from knee.core.snapshot import Snapshot
 from knee.core.units import s_to_ns
 from knee.http1.client import Answer, Client, private_loop
-from knee.metrics.asking import About, ask
+from knee.metrics.asking import About, ask, remark_on
 from knee.metrics.normalise import parse_page
 
 TIMEOUT_S = 10.0
@@ -107,8 +107,12 @@ async def _page(client: Client, version: str, clock: Clock) -> Snapshot:
         snapshot = parse_page(text, (answer.started_ns + answer.head_ns) // 2, str(client.origin))
     except InputError as error:
         raise TargetError(error.what, error.hint) from error
+    remark = remark_on(version)
     return msgspec.structs.replace(
-        snapshot, version=version, took_ns=clock.monotonic_ns() - answer.started_ns
+        snapshot,
+        version=version,
+        took_ns=clock.monotonic_ns() - answer.started_ns,
+        warnings=(*snapshot.warnings, *([remark] if remark else [])),
     )
 
 
