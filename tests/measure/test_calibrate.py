@@ -1,5 +1,6 @@
 """A run recorded on an engine of known costs: the calibration must find them, and predict other limits."""
 
+import json
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -7,15 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from knee.cli.main import run as cli
 from knee.core.errors import InputError, NoAnswer
 from knee.core.requests import RequestRecord
-from knee.core.run import POINTS, RECORDS, append_lines, create_run
+from knee.core.run import POINTS, RECORDS, append_lines, create_run, write_atomically
 from knee.core.slo import Slo, parse_slo
 from knee.core.units import NS_PER_S
 from knee.engine.config import EngineConfig, StepCost
 from knee.engine.engine import Engine
 from knee.engine.request import Request
 from knee.measure.calibrate import Calibration, calibrate
+from knee.measure.like import load_calibration, predict_knee
 from knee.measure.point import make_point
 from knee.measure.recorded import read_recorded
 from knee.measure.simulated import SimulatedTarget
@@ -147,3 +150,65 @@ def test_a_run_without_records_is_told(tmp_path: Path) -> None:
         read_recorded(tmp_path / "run")
     with pytest.raises(InputError, match="not a run directory"):
         read_recorded(tmp_path)
+
+
+@pytest.mark.parametrize("seats", [4, 16])
+def test_the_predicted_knee_at_another_cap_is_the_true_one(found: Calibration, seats: int) -> None:
+    """Calibrated at rates up to 24 requests/s with 128 seats; 4 seats have their knee at 19, 16 at 36."""
+    found = msgspec.structs.replace(found, alternatives=found.alternatives[::3])
+    slo = parse_slo("ttft p95 < 300ms")
+    ours = msgspec.structs.replace(found.engine, max_num_seqs=seats)
+    told = predict_knee(found, ours, WORKLOAD, slo)
+    exact = msgspec.structs.replace(found, alternatives=(), extra_ttft_ms=0.0)
+    true = predict_knee(exact, msgspec.structs.replace(TRUE, max_num_seqs=seats), WORKLOAD, slo).knee
+    assert told.knee == pytest.approx(true, rel=0.03)
+    assert told.low < true < told.high
+    assert told.high / told.low < 1.2
+    assert told.extrapolated == ""
+
+
+def test_an_answer_far_beyond_what_was_seen_is_marked(found: Calibration) -> None:
+    found = msgspec.structs.replace(found, alternatives=())
+    told = predict_knee(found, found.engine, WORKLOAD, SLO)
+    assert told.running > found.running_trusted
+    assert "sequences run at once there" in told.extrapolated
+
+
+def test_an_slo_that_never_holds_has_no_knee(found: Calibration) -> None:
+    with pytest.raises(NoAnswer, match=r"breaks even at 1\.04 req/s"):
+        predict_knee(found, found.engine, WORKLOAD, parse_slo("ttft p95 < 1ms"))
+
+
+def test_saved_and_read_again_it_is_the_same(found: Calibration, run: Path, tmp_path: Path) -> None:
+    write_atomically(tmp_path / "cal.json", found)
+    assert load_calibration(tmp_path / "cal.json") == found == load_calibration(run)
+
+
+def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "cal.json"
+    assert cli(["calibrate", str(run), "--out", str(saved)]) == 0
+    told = capsys.readouterr().out
+    assert "a running sequence" in told
+    assert "do not trust it beyond" in told
+    like = ["simulate", "--like", str(saved), "--max-num-seqs", "4", "--rate", "5", "--duration", "40s"]
+    assert cli([*like, "--warmup", "5s", "--slo", "ttft p95 < 300ms", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["engine"]["max_num_seqs"] == 4
+    assert shown["engine"]["step_cost"]["per_seq_ns"] == pytest.approx(500_000, rel=0.05)
+    assert shown["workload"]["prompt_tokens"]["mean"] == 128
+    assert shown["prediction"]["knee"] == pytest.approx(19, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "code"),
+    [
+        (["calibrate", "http://localhost:8000"], "is a server", 2),
+        (["calibrate", "/nowhere"], "not a run directory", 3),
+        (["simulate", "--like", "/nowhere"], "/nowhere cannot be read", 3),
+        (["simulate", "--like", __file__], "no calibration", 3),
+        (["simulate", "--slo", "ttft p95 < 1s"], "--slo without --like", 2),
+    ],
+)
+def test_bad_input(arguments: list[str], said: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli(arguments) == code
+    assert said in capsys.readouterr().err

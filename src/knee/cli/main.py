@@ -20,6 +20,7 @@ COMMANDS: tuple[str, ...] = (
     "diagnose",
     "watch",
     "simulate",
+    "calibrate",
     "mock",
     "tune",
     "gateway",

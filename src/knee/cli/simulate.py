@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from knee.core.point import Summary
+    from knee.measure.like import Prediction
     from knee.measure.simulated import Simulated
 
 T = TypeVar("T", int, float)
@@ -33,7 +35,13 @@ LOAD_FLAGS = (
 
 
 def simulate(
+    context: typer.Context,
     *,
+    like: Annotated[
+        Path | None,
+        typer.Option(help="Take engine and workload from a run, or what knee calibrate saved."),
+    ] = None,
+    slo: Annotated[str, typer.Option(help='With --like: predict the knee, as in "ttft p95 < 1s".')] = "",
     rate: Annotated[str, typer.Option(help="Open loop at these requests/s, like 10,15,18.")] = "",
     clients: Annotated[str, typer.Option(help="Closed loop with these client counts, like 32,128.")] = "",
     prompt: load.PromptOption = "1000",
@@ -74,18 +82,30 @@ def simulate(
     Without --rate and --clients: both tables of the reference model (7 ms a step, 0.10 ms a sequence,
     0.018 ms a prefill token; 1,000 tokens in, 200 out).
     """
+    from knee.core.slo import parse_slo
+    from knee.measure.like import capacity, engine_like, load_calibration, predict_knee, rates_below
     from knee.measure.simulated import simulated_point
     from knee.measure.target import Offer
 
     flags = locals()
     config = engine.engine_from(flags).checked()
     spec, _ = load.workload_from(load.LoadFlags(**{name: flags[name] for name in LOAD_FLAGS}))
+    found = None
+    if like is not None:
+        found = load_calibration(like)
+        given = {name for name in flags if _given(context, name)}
+        config = engine_like(found, config, given)
+        spec = spec if given & set(LOAD_FLAGS) else found.workload
+    elif slo:
+        raise UsageError("--slo without --like", "knee sweep finds the knee of a server")
     warmup_ns = parse_duration_ns(warmup)
     window_ns = parse_duration_ns(duration) - warmup_ns
     if window_ns <= 0:
         raise UsageError(f"a warm-up of {warmup} leaves nothing of {duration}", "a --duration counts it in")
-    both = not rate and not clients
+    both = not rate and not clients and found is None
     rates = _numbers(rate or DOCUMENT_RATES * both, float, "--rate")
+    if found is not None and not rates and not clients:
+        rates = rates_below(capacity(config, spec))
     counts = _numbers(clients or DOCUMENT_CLIENTS * both, int, "--clients")
     if counts and turns:
         raise UsageError("conversations in a closed loop", "give --rate with --turns")
@@ -101,9 +121,18 @@ def simulate(
         )
         for each, sending in (*((each, None) for each in rates), *((0.0, each) for each in counts))
     ]
-    results = [simulated_point(config, offer) for offer in offers]
-    shown = {"simulated": True, "engine": config, "workload": spec, "results": results}
-    show(shown, as_json, lambda: _tables(results))
+    extra_ms = found.extra_ttft_ms if found else 0.0
+    results = [simulated_point(config, offer, extra_ms) for offer in offers]
+    shown: dict[str, Any] = {"simulated": True, "engine": config, "workload": spec, "results": results}
+    if found is not None and slo:
+        shown["prediction"] = predict_knee(found, config, spec, parse_slo(slo))
+    show(shown, as_json, lambda: _tables(results, shown.get("prediction")))
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    """Whether the flag was typed, rather than left at its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _numbers(text: str, kind: Callable[[str], T], flag: str) -> list[T]:
@@ -116,7 +145,7 @@ def _numbers(text: str, kind: Callable[[str], T], flag: str) -> list[T]:
     return numbers
 
 
-def _tables(results: list[Simulated]) -> Group:
+def _tables(results: list[Simulated], prediction: Prediction | None) -> Group:
     from rich.console import Group
     from rich.text import Text
 
@@ -130,7 +159,14 @@ def _tables(results: list[Simulated]) -> Group:
             shown += [Text(f"\n{title}" if shown else title), _table(head, chosen)]
     if any(result.point.rejected for result in results):
         shown.append(Text("latencies of the requests that were admitted; --json has them for all, too"))
+    if prediction is not None:
+        shown.append(Text(_knee_line(prediction)))
     return Group(*shown)
+
+
+def _knee_line(found: Prediction) -> str:
+    line = f"\nknee for {found.slo}: {found.knee:.4g} req/s, 95 % from {found.low:.4g} to {found.high:.4g}"
+    return line + (f"\nextrapolated: {found.extrapolated}" if found.extrapolated else "")
 
 
 def _table(head: str, results: list[Simulated]) -> Table:

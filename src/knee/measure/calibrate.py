@@ -55,7 +55,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     `residual` is the relative root mean square error of the fit over bins of some 24 steps. `extra_ttft_ms`
     is what the server and the way to it add to a first token beyond the engine. `running_seen`,
-    `context_seen` and `rate_seen` bound what the fit rests on; `assumed` names what the run does not tell.
+    `context_seen` and `rate_seen` bound what the fit rests on, `alternatives` are the fits that each leave
+    out a part of the time, and `assumed` names what the run does not tell.
     """
 
     run: str
@@ -70,6 +71,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     context_seen: int
     rate_seen: float
     replayed: tuple[Replayed, ...]
+    alternatives: tuple[StepCost, ...] = ()
     assumed: tuple[str, ...] = ()
 
     @property
@@ -94,6 +96,7 @@ def calibrate(run: Recorded, flags: Mapping[str, int], below: float = math.inf) 
             "longer points, at several rates, with streaming",
         )
     engine, assumed = _engine(run, fit, flags)
+    fits = _leaving_out([seen for _, seen in used])
     replayed = [_replay(run, point, seen, engine) for point, seen in used]
     light = min(replayed, key=lambda one: one.rate)
     running = [float(np.quantile(streaming_at(o, o.gaps.at_ns), 0.99)) for _, o in used if len(o.gaps.ns)]
@@ -102,7 +105,8 @@ def calibrate(run: Recorded, flags: Mapping[str, int], below: float = math.inf) 
         version=str(run.target.get("version", "")),
         workload=run.workload,
         engine=engine,
-        costs=_intervals(fit, [seen for _, seen in used]),
+        costs=_intervals(fit, fits),
+        alternatives=tuple(_cost(one) for one in fits),
         residual=fit.error,
         extra_ttft_ms=max(0.0, light.ttft_ms - light.ttft_fitted_ms),
         rates=tuple(point.rate for point, _ in used),
@@ -130,9 +134,8 @@ def _engine(run: Recorded, fit: StepFit, flags: Mapping[str, int]) -> tuple[Engi
         "max_num_batched_tokens": f"max_num_batched_tokens is not known: {limits['max_num_batched_tokens']}",
         "num_gpu_blocks": "the size of the KV cache is not known: it is taken never to bind",
     }
-    cost = StepCost(**{part: round(getattr(fit, part)) for part in PARTS})
     assumed = tuple(text for name, text in unknown.items() if name not in told)
-    return msgspec.structs.replace(EngineConfig(step_cost=cost), **limits).checked(), assumed
+    return msgspec.structs.replace(EngineConfig(step_cost=_cost(fit)), **limits).checked(), assumed
 
 
 def _told(run: Recorded) -> dict[str, int]:
@@ -167,9 +170,17 @@ def _replay(run: Recorded, point: Point, seen: Observed, engine: EngineConfig) -
     )
 
 
-def _intervals(fit: StepFit, seen: Sequence[Observed]) -> dict[str, Cost]:
-    left_out = [fit_steps([_without(one, block) for one in seen]) for block in range(BLOCKS)]
-    fits = [one for one in left_out if one is not None]
+def _cost(fit: StepFit) -> StepCost:
+    return StepCost(**{part: round(getattr(fit, part)) for part in PARTS})
+
+
+def _leaving_out(seen: Sequence[Observed]) -> list[StepFit]:
+    """The fits that each leave out one of BLOCKS stretches of every point's time."""
+    fits = [fit_steps([part for one in seen for part in _without(one, block)]) for block in range(BLOCKS)]
+    return [fit for fit in fits if fit is not None]
+
+
+def _intervals(fit: StepFit, fits: Sequence[StepFit]) -> dict[str, Cost]:
     reach = student_quantile((1 + CONFIDENCE) / 2, max(1, len(fits) - 1))
     costs = {}
     for part in PARTS:
@@ -185,9 +196,13 @@ def _intervals(fit: StepFit, seen: Sequence[Observed]) -> dict[str, Cost]:
     return costs
 
 
-def _without(seen: Observed, block: int) -> Observed:
-    """A point without the gaps of one of BLOCKS stretches of its time."""
+def _without(seen: Observed, block: int) -> list[Observed]:
+    """What came before and what came after one of BLOCKS stretches of a point's time."""
     gaps = seen.gaps
-    kept = np.arange(len(gaps.ns)) * BLOCKS // max(1, len(gaps.ns)) != block
-    rest = Gaps(ns=gaps.ns[kept], count=gaps.count[kept], at_ns=gaps.at_ns[kept])
-    return msgspec.structs.replace(seen, gaps=rest)
+    place = np.arange(len(gaps.ns)) * BLOCKS // max(1, len(gaps.ns))
+    return [
+        msgspec.structs.replace(
+            seen, gaps=Gaps(ns=gaps.ns[kept], count=gaps.count[kept], at_ns=gaps.at_ns[kept])
+        )
+        for kept in (place < block, place > block)
+    ]

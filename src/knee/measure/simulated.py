@@ -4,9 +4,10 @@ import msgspec
 import numpy as np
 
 from knee.core.point import Point, Summary
-from knee.core.requests import REJECTED, Observed
+from knee.core.requests import NEVER, REJECTED, Observed
+from knee.core.slo import Slo
 from knee.core.snapshot import EngineSnapshot, Snapshot
-from knee.core.units import NS_PER_S
+from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.engine.config import EngineConfig
 from knee.engine.engine import Engine
 from knee.engine.run import Run
@@ -130,19 +131,31 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     admitted_itl_ms: Summary
 
 
-def simulated_point(config: EngineConfig, offer: Offer) -> Simulated:
-    """What a fresh engine of `config` makes of `offer`.
+def simulated_point(
+    config: EngineConfig, offer: Offer, extra_ms: float = 0.0, slo: Slo | None = None
+) -> Simulated:
+    """What a fresh engine of `config` makes of `offer`; clients see every token `extra_ms` later.
 
     Raises:
         UsageError: the engine, the workload or the rate cannot be.
     """
     measured = SimulatedTarget(config).measure(offer)
-    point = make_point(measured, offer, simulated=True)
+    if extra_ms:
+        measured = msgspec.structs.replace(measured, observed=_later(measured.observed, extra_ms))
+    point = make_point(measured, offer, slo, simulated=True)
     admitted = point
     if point.rejected:
         served = msgspec.structs.replace(measured, observed=_without_refused(measured.observed))
         admitted = make_point(served, offer, simulated=True)
     return Simulated(point=point, admitted_ttft_ms=admitted.ttft_ms, admitted_itl_ms=admitted.itl_ms)
+
+
+def _later(seen: Observed, extra_ms: float) -> Observed:
+    came = {
+        name: np.where(instants == NEVER, NEVER, instants + round(extra_ms * NS_PER_MS))
+        for name, instants in (("first_ns", seen.first_ns), ("last_ns", seen.last_ns))
+    }
+    return msgspec.structs.replace(seen, **came)
 
 
 def _without_refused(seen: Observed) -> Observed:
