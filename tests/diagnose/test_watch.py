@@ -1,7 +1,9 @@
 """The live view: its lines, and the command against simulated servers."""
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -124,3 +126,23 @@ def test_ctrl_c_ends_it_cleanly() -> None:
 def test_looking_too_often_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["watch", "http://127.0.0.1:1", "--every", "1ms"]) == 2
     assert "cannot look every" in capsys.readouterr().err
+
+
+def test_on_a_terminal_it_redraws_and_leaves_the_screen_as_it_was() -> None:
+    main, there = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    with mock_server(MockConfig()) as server:
+        command = [sys.executable, "-c", MAIN, "watch", server.url, "--every", "200ms"]
+        with subprocess.Popen(command, stdin=there, stdout=there, stderr=there, env=environment) as process:
+            os.close(there)
+            seen = b""
+            while b"nothing binds" not in seen:
+                seen += os.read(main, 65_536)
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # the terminal is gone when the process is
+                while piece := os.read(main, 65_536):
+                    seen += piece
+        os.close(main)
+    assert process.returncode == 0
+    assert seen.index(b"\x1b[?1049h") < seen.rindex(b"\x1b[?1049l")  # the other screen, and back
+    assert b"Traceback" not in seen
