@@ -10,6 +10,11 @@ import pytest
 from tests.live.conftest import Start, running
 
 from knee.cli.main import run
+from knee.core.point import Point
+from knee.core.run import POINTS, read_lines
+from knee.mock.config import MockConfig
+from knee.mock.faults import parse_fault
+from knee.mock.process import mock_process
 from knee.upgrade.outputs import Comparison, compare
 from knee.upgrade.recording import read_recording
 
@@ -71,3 +76,24 @@ def test_the_probe_allows_a_real_start(start_vllm: Start, capsys: pytest.Capture
     server = start_vllm()
     assert run(["deploy", "startup", str(server.log)]) == 0
     assert "startupProbe" in capsys.readouterr().out
+
+
+def measured(folder: Path, config: MockConfig) -> Path:
+    """One valid point over HTTP; one that a busy machine spoiled says so, and is measured again."""
+    load = ["--rate", "5", "--prompt", "200", "--output", "40", "--warmup", "500ms", "--duration", "4s"]
+    with mock_process(config) as server:
+        for attempt in range(4):
+            out = folder.with_name(f"{folder.name}-{attempt}")
+            asked = [server.url, *load, "--drain", "20s", "--slo", "tpot p50 < 500ms", "--out", str(out)]
+            run(["bench", *asked])
+            if not any(point.invalid for point in read_lines(out / POINTS, Point)):
+                return out
+    pytest.fail("no valid point in four attempts: this machine is too busy to measure on")
+
+
+def test_a_planted_slowdown_over_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps of 7 ms and more, three times as long: far beyond what a busy machine adds."""
+    old = measured(tmp_path / "old", MockConfig())
+    new = measured(tmp_path / "new", MockConfig(faults=(parse_fault("slow=3"),)))
+    assert run(["upgrade", "compare", str(old), str(new)]) == 1
+    assert "regressed" in capsys.readouterr().out
