@@ -233,10 +233,11 @@ def private_loop() -> Iterator[asyncio.AbstractEventLoop]:
     try:
         yield loop
     finally:
-        try:
-            loop.run_until_complete(_wind_up(loop))
-        finally:
-            loop.close()
+        if not loop.is_running():  # an interrupt can leave uvloop believing that it does
+            try:
+                loop.run_until_complete(_wind_up(loop))
+            finally:
+                loop.close()
 
 
 async def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
