@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from knee.cli.app import JsonOption, log, show
-from knee.core.errors import EXIT_INTERRUPTED, EXIT_NEGATIVE, EXIT_OK, InputError, TargetError
+from knee.core.errors import EXIT_INTERRUPTED, EXIT_NEGATIVE, EXIT_OK, InputError, TargetError, UsageError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def tune(
-    config: Annotated[Path, typer.Argument(help="The session: server, load, SLO, flags, budget (TOML).")],
+    config: Annotated[
+        Path | None, typer.Argument(help="The session: server, load, SLO, flags, budget (TOML).")
+    ] = None,
     *,
     out: Annotated[Path | None, typer.Option(help="Folder of the session; runs/tune-N if left out.")] = None,
     resume: Annotated[
@@ -25,6 +27,10 @@ def tune(
     explore: Annotated[
         bool, typer.Option("--explore", help="At the end, also try pairs of flags that interact.")
     ] = False,
+    like: Annotated[
+        Path | None,
+        typer.Option(help="Only propose, on the simulator calibrated to this run; starts no server."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Start the server, find the knee, move the flag that binds, measure again; stop for a stated reason.
@@ -41,6 +47,10 @@ def tune(
     from knee.tune.session import new_session, run_session
     from knee.tune.text import outcome_lines
 
+    if like is not None:
+        return _propose(like, config, as_json)
+    if config is None:
+        raise UsageError("no session to run", "knee tune knee.toml, or --like RUN for a proposal only")
     wanted = msgspec.structs.replace(read_config(config), explore=explore)
     folder = resume or out or new_folder(Path("runs"), "tune")
     if resume is None:
@@ -58,6 +68,25 @@ def tune(
         signal.signal(signal.SIGTERM, previous)
     show(outcome, as_json, lambda: "\n".join(outcome_lines(outcome)))
     return _exit_code(outcome)
+
+
+def _propose(run: Path, config: Path | None, as_json: bool) -> int:
+    """What the simulator calibrated to `run` proposes; SLO and bounds are those of `config` where given."""
+    from knee.measure.calibrate import calibrate
+    from knee.measure.recorded import read_recorded
+    from knee.tune.like import MOVES, propose_like
+    from knee.tune.read_config import read_config
+    from knee.tune.text import proposed_lines
+
+    recorded = read_recorded(run)
+    session = read_config(config) if config is not None else None
+    slo = session.slo if session is not None else recorded.slo
+    if slo is None:
+        raise UsageError(f"{run} was measured without an SLO", "give a knee.toml that states one")
+    found = calibrate(recorded, {})
+    proposed = propose_like(found, slo, dict(session.moves) if session is not None else MOVES)
+    show(proposed, as_json, lambda: "\n".join(proposed_lines(proposed)))
+    return EXIT_OK
 
 
 def _interrupt(number: int, frame: "FrameType | None") -> None:

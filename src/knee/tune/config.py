@@ -41,6 +41,14 @@ class Spend(msgspec.Struct, frozen=True, kw_only=True):
     clients: int = 256
 
 
+class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How load is sent to a live server: as `--workers`, `--realtime` and `--endpoint` of `knee sweep`."""
+
+    workers: int = 1
+    realtime: bool = False
+    endpoint: Literal["completions", "chat"] = "completions"
+
+
 class LocalServer(msgspec.Struct, frozen=True, kw_only=True, tag="vllm", tag_field="kind"):
     """`program serve model --host … --port … arguments flags`, a process of this machine."""
 
@@ -102,11 +110,9 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
     flags: Flags = {}
     moves: dict[str, Bounds] = {}
     spend: Spend = Spend()
+    client: Client = Client()
     seed: int = 1
     explore: bool = False
-
-
-Kind = Literal["vllm", "command", "simulated"]
 
 
 def flag_arguments(flags: Flags) -> list[str]:

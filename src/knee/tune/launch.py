@@ -17,7 +17,15 @@ from knee.measure.endpoints import Ask
 from knee.measure.live import Connection, connect
 from knee.measure.secret import read_key
 from knee.measure.single import live_point
-from knee.tune.config import CommandServer, Flags, LocalServer, Server, SimulatedServer, flag_arguments
+from knee.tune.config import (
+    Client,
+    CommandServer,
+    Flags,
+    LocalServer,
+    Server,
+    SimulatedServer,
+    flag_arguments,
+)
 from knee.tune.gpu import free_again, memory_used
 from knee.tune.process import Group, Process
 from knee.tune.server import Launcher, Running, Say, StartFailed
@@ -47,8 +55,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessLauncher:
     """Servers that are processes, or that a command starts somewhere else."""
 
-    def __init__(self, server: LocalServer | CommandServer, started: Started) -> None:
+    def __init__(
+        self, server: LocalServer | CommandServer, started: Started, client: Client | None = None
+    ) -> None:
         self._server = server
+        self._client = client or Client()
         self._started = started
 
     def server(self, flags: Flags, log: Path, say: Say) -> AbstractContextManager[Running]:
@@ -75,9 +86,11 @@ class ProcessLauncher:
                 say("  note: the GPU's memory did not become free again")
 
     def _found(self, plan: Plan, flags: Flags, log: Path, startup_s: float) -> Running:
-        connection = Connection(url=plan.url, ask=Ask(model=_asked(self._server)), key=read_key(None))
+        client = self._client
+        ask = Ask(model=_asked(self._server), endpoint=client.endpoint)
+        connection = Connection(url=plan.url, ask=ask, key=read_key(None), realtime=client.realtime)
         try:
-            target = connect(connection)
+            target = connect(connection, workers=client.workers)
         except TargetError as error:
             raise StartFailed(error.what, error.hint) from error
         told = target.describe()
@@ -99,11 +112,11 @@ def _asked(server: LocalServer | CommandServer) -> str:
     return server.model if isinstance(server, CommandServer) else ""
 
 
-def launcher_of(server: Server, started: Started) -> Launcher:
+def launcher_of(server: Server, client: Client, started: Started) -> Launcher:
     """The launcher that the session's server asks for."""
     if isinstance(server, SimulatedServer):
         return SimulatedLauncher(server)
-    return ProcessLauncher(server, started)
+    return ProcessLauncher(server, started, client)
 
 
 def plan_of(server: LocalServer | CommandServer, flags: Flags) -> Plan:

@@ -11,6 +11,7 @@ from knee.measure.search import Search
 from knee.tune.config import Flags
 from knee.tune.propose import Predict
 from knee.tune.simulated import DEFAULTS, engine_with
+from knee.workload.spec import Workload
 
 REQUESTS = 4000
 """Requests of a predicted knee, the same ones for all flags: alone it errs by some 4%, which mostly cancels
@@ -34,16 +35,17 @@ def predictor(search: Search, flags: Flags) -> Predict | None:
         if key not in known:
             moved = _moved(fitted, flags, wanted)
             guess = max([found.estimate, *(knee for knee in known.values() if knee)])
-            known[key] = _knee(moved, search, guess) if moved else None
+            known[key] = rough_knee(moved, search.workload, search.slo, guess) if moved else None
         return known[key]
 
     return predict
 
 
-def _knee(model: Model, search: Search, guess: float) -> float | None:
-    slo = Slo(tuple(less_extra(objective, model) for objective in search.slo.objectives))
+def rough_knee(model: Model, workload: Workload, slo: Slo, guess: float) -> float | None:
+    """The model's knee in requests/s, good enough to be held against others; None where it has none."""
+    bounds = Slo(tuple(less_extra(objective, model) for objective in slo.objectives))
     try:
-        return long_run_knee(long_run_shares(model, search.workload, slo, REQUESTS), slo, guess).knee
+        return long_run_knee(long_run_shares(model, workload, bounds, REQUESTS), bounds, guess).knee
     except ValueError:
         return None
 

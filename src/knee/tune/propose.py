@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import combinations, product
 
 import msgspec
@@ -90,7 +91,7 @@ def propose(place: Place, diagnosis: Diagnosis | None, predict: Predict | None) 
         else:
             moves.append(sized)
     if model is not None and base:
-        moves += _simulated(place, model, base, {c.flag for m in moves for c in m.changes})
+        moves += simulated_moves(place, model, base, {c.flag for m in moves for c in m.changes})
     return Proposals(moves=tuple(moves), passed_over=tuple(passed))
 
 
@@ -172,8 +173,10 @@ def _allowed(place: Place, changes: tuple[Change, ...]) -> tuple[Change, ...] | 
     return (*changes, Change(flag=TOKENS, current=place.now(TOKENS), to=after[SEQS]))
 
 
-def _simulated(place: Place, predict: Predict, base: float, named: set[str]) -> list[Proposal]:
-    """What the simulator expects of flags that no limit names, the best first."""
+def simulated_moves(
+    place: Place, predict: Predict, base: float, named: AbstractSet[str] = frozenset()
+) -> list[Proposal]:
+    """What the simulator expects over a knee of `base` from flags that no limit has `named`, best first."""
     found = [
         best
         for flag, bounds in place.moves.items()

@@ -10,9 +10,11 @@ from knee.core.errors import InputError, UsageError
 from knee.core.slo import parse_slo
 from knee.core.units import NS_PER_S, parse_duration_ns
 from knee.measure.budget import MOST_POINTS
+from knee.measure.crew import MOST_WORKERS
 from knee.tune.check import check_flags, check_moves, plain
 from knee.tune.config import (
     Bounds,
+    Client,
     CommandServer,
     LocalServer,
     Server,
@@ -30,7 +32,9 @@ KINDS: dict[str, type[Server]] = {
     "command": CommandServer,
     "simulated": SimulatedServer,
 }
-MOST_TRIALS = 100
+FEWEST_TRIALS, MOST_TRIALS = 3, 100
+"""The fewest are the start, a move and its confirmation."""
+
 _LONGEST_FILE = 1 << 20
 
 T = TypeVar("T")
@@ -59,6 +63,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     flags: dict[str, Any] = {}
     moves: dict[str, Bounds] = {}
     budget: _Budget = _Budget()
+    client: Client = Client()
     seed: int = 1
 
 
@@ -104,6 +109,7 @@ def config_from(raw: dict[str, Any], folder: Path = Path()) -> TuneConfig:
         flags=flags,
         moves=moves,
         spend=_spend(file.budget),
+        client=_client(file.client),
         seed=file.seed,
     )
 
@@ -166,6 +172,12 @@ def _workload(load: _Load, folder: Path) -> Workload:
     return workload
 
 
+def _client(client: Client) -> Client:
+    if not 1 <= client.workers <= MOST_WORKERS:
+        raise UsageError(f"client.workers is {client.workers}", f"1 to {MOST_WORKERS}")
+    return client
+
+
 def _spend(budget: _Budget) -> Spend:
     try:
         precision = float(budget.precision.removesuffix("%")) / 100
@@ -173,7 +185,7 @@ def _spend(budget: _Budget) -> Spend:
         raise UsageError(f"budget.precision is {budget.precision!r}", "write it like 5%") from None
     limits = {
         "precision": (precision, 0.005, 0.5),
-        "trials": (budget.trials, 1, MOST_TRIALS),
+        "trials": (budget.trials, FEWEST_TRIALS, MOST_TRIALS),
         "points": (budget.points, 2, MOST_POINTS),
         "clients": (budget.clients, 1, 100_000),
     }

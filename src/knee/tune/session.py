@@ -53,7 +53,7 @@ def run_session(
     def started(group: Group) -> None:
         journal.write(Serving(at_ns=clock.wall_ns(), trial=serving[-1], group=group))
 
-    launcher = launch(started) if launch else launcher_of(config.server, started)
+    launcher = launch(started) if launch else launcher_of(config.server, config.client, started)
     while (trial := tuning.next_trial()) is not None:
         serving.append(trial.number)
         for line in trial_lines(trial):

@@ -3,6 +3,7 @@
 from knee.core.point import Knee
 from knee.core.units import NS_PER_S, format_duration
 from knee.tune.config import Flags
+from knee.tune.like import Proposed
 from knee.tune.outcome import FrontPoint, Outcome
 from knee.tune.propose import Proposal
 from knee.tune.trial import Decision, Entry, Result, Trial
@@ -113,3 +114,19 @@ def dashed(flags: Flags) -> str:
 
 def _ms(value: float | None) -> str:
     return "∞" if value is None else f"{value:.4g} ms"
+
+
+def proposed_lines(proposed: Proposed) -> list[str]:
+    """A proposal of the simulator for people."""
+    lines = ["from a SIMULATED engine calibrated to the run, not measured:"]
+    for name, flags, knee in (
+        ("start", proposed.start, proposed.before),
+        ("proposal", proposed.flags, proposed.after),
+    ):
+        lines.append(
+            f"{name}: {flags_text(flags)}: knee {knee.knee:.4g} [{knee.low:.4g}, {knee.high:.4g}] req/s"
+        )
+    lines += [f"  {move_text(move)}: {move.why}" for move in proposed.moves]
+    lines.append("trials on the real server that would decide:")
+    lines += [f"  {number}. {dashed(t.flags)}: {t.why}" for number, t in enumerate(proposed.trials, 1)]
+    return [*lines, *(f"note: {note}" for note in proposed.notes)]

@@ -12,6 +12,9 @@ from knee.tune.stopping import stop_at, trades_of
 from knee.tune.trial import Decision, Entry, Result, Stop, Trial
 
 MOST_PAIRS = 4
+CONFIRMATION = 1
+"""Trials that are kept in reserve: a move that is kept is confirmed."""
+
 MOST_FAILED = 2
 """Values of one flag that may fail to start or die before no further one is tried in that direction."""
 
@@ -200,15 +203,15 @@ class Tuning:
     def _budget(self) -> Stop | None:
         """That the budget leaves no room for another trial and the confirmation after it."""
         spend, entries = self.config.spend, self.entries
-        reserve = 0 if self.best is entries[0] else 1
-        if len(entries) + reserve >= spend.trials:
-            return Stop(reason="budget", why=f"{len(entries)} of {spend.trials} trials are done")
+        if len(entries) + 1 + CONFIRMATION > spend.trials:
+            why = f"{len(entries)} of {spend.trials} trials are done, and the last one confirms"
+            return Stop(reason="budget", why=why)
         dearest = max(entry.result.server_s for entry in entries)
-        if self.left_s < dearest * (1 + reserve):
+        if self.left_s < dearest * (1 + CONFIRMATION):
             return Stop(
                 reason="budget",
-                why=f"{self.spent_s:.0f} s of {spend.server_s:.0f} s of server time are spent, "
-                f"and a trial takes up to {dearest:.0f} s",
+                why=f"{self.spent_s:.0f} s of {spend.server_s:.0f} s of server time are spent, and a trial "
+                f"with its confirmation takes up to {(1 + CONFIRMATION) * dearest:.0f} s",
             )
         return None
 
