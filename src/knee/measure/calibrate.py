@@ -91,8 +91,10 @@ def calibrate(run: Recorded, flags: Mapping[str, int], below: float = math.inf) 
     used = [(p, o) for p, o in run.points if p.max_concurrency is None and p.rate <= below and not p.invalid]
     fit = fit_steps([seen for _, seen in used])
     if fit is None:
+        left = len(run.points) - len(used)
         raise NoAnswer(
-            f"{len(used)} points of {run.path} tell too little about the steps of the engine",
+            f"{len(used)} points of {run.path} tell too little about the steps of the engine"
+            + (f", and {left} are invalid, closed-loop or above the rate" if left else ""),
             "longer points, at several rates, with streaming",
         )
     engine, assumed = _engine(run, fit, flags)
