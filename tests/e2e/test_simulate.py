@@ -61,6 +61,8 @@ def test_json_holds_the_configuration_and_every_point(capsys: pytest.CaptureFixt
         ("--duration soon", "not a duration"),
         ("--seed -1", "seed"),
         ("--max-num-queued-reqs 0", "max_num_queued_reqs"),
+        ("--max-num-queued-reqs 100 --vllm-version 0.28.0", "it came with 0.29.0"),
+        ("--vllm-version newest", "not a version"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,3 +71,16 @@ def test_bad_input_is_one_clear_line(arguments: str, said: str, capsys: pytest.C
     assert said in told.err
     assert told.out == ""
     assert len(told.err.strip().split("\n")) <= 2
+
+
+def test_a_version_brings_its_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for version in ("0.10.2", "0.32.0"):
+        arguments = f"simulate --rate 5 --duration 40s --vllm-version {version} --json"
+        assert run(arguments.split()) == 0
+        shown[version] = json.loads(capsys.readouterr().out)
+    assert shown["0.10.2"]["engine"]["async_scheduling"] is False
+    assert shown["0.32.0"]["engine"]["async_scheduling"] is True
+    # Planned a step ahead, a request waits for one step more.
+    old, new = (shown[version]["results"][0]["point"]["ttft_ms"]["p50"] for version in ("0.10.2", "0.32.0"))
+    assert new > old

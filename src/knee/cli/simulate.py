@@ -72,6 +72,9 @@ def simulate(
     watermark: engine.Watermark = 0.0,
     max_num_queued_reqs: engine.MaxQueuedReqs = None,
     max_num_queued_tokens: engine.MaxQueuedTokens = None,
+    vllm_version: Annotated[
+        str, typer.Option(help="Scheduler rules and defaults of this version, like 0.32.0.")
+    ] = "",
     api_server_count: engine.ApiServers = 1,
     front_request_ms: engine.FrontRequestMs = 0.0,
     front_token_ms: engine.FrontTokenMs = 0.0,
@@ -83,12 +86,15 @@ def simulate(
     0.018 ms a prefill token; 1,000 tokens in, 200 out).
     """
     from knee.core.slo import parse_slo
+    from knee.engine.rules import at_version
     from knee.measure.like import capacity, engine_like, load_calibration, predict_knee, rates_below
     from knee.measure.simulated import simulated_point
     from knee.measure.target import Offer
 
     flags = locals()
     config = engine.engine_from(flags).checked()
+    if vllm_version:
+        config = at_version(config, vllm_version)
     spec, _ = load.workload_from(load.LoadFlags(**{name: flags[name] for name in LOAD_FLAGS}))
     found = None
     if like is not None:

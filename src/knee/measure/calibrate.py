@@ -16,6 +16,7 @@ from knee.core.requests import NEVER, Gaps, Observed
 from knee.core.units import NS_PER_MS
 from knee.engine.config import EngineConfig, StepCost
 from knee.measure.fitting import StepFit, fit_steps, streaming_at
+from knee.measure.model import UNBOUNDED_BLOCKS
 from knee.measure.point import make_point
 from knee.measure.recorded import Recorded
 from knee.measure.simulated import SimulatedTarget
@@ -27,7 +28,6 @@ BLOCKS = 12
 CONFIDENCE = 0.95
 PARTS = ("fixed_ns", "per_seq_ns", "per_prefill_token_ns", "per_context_token_ns")
 UNBOUNDED_SEQS = 4096
-UNBOUNDED_BLOCKS = 1 << 24
 REACH = 2.0
 """How far beyond what was seen a prediction is still given without a mark: to twice the sequences at once."""
 
