@@ -31,7 +31,7 @@ from knee.tune.simulated import engine_of, engine_with
 SEQS = (8, 16, 32, 64, 128, 256, 512)
 TOKENS = (256, 512, 1024, 2048, 4096, 8192)
 GOOD_ENOUGH = 0.95
-REQUESTS = 4000
+REQUESTS = 3000
 """Requests of a true knee, the same for all flags, so that what chance does to them is the same too."""
 
 NO_FIT = StepFit(fixed_ns=1, per_seq_ns=0, per_prefill_token_ns=0, per_context_token_ns=0, error=0)

@@ -41,9 +41,9 @@ high = 64
 low = 64
 high = 2048
 [budget]
-server_time = "25m"
+server_time = "20m"
 trials = 5
-points = 6
+points = 4
 precision = "10%"
 clients = 32
 """

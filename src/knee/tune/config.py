@@ -31,7 +31,7 @@ class Spend(msgspec.Struct, frozen=True, kw_only=True):
     """Where to stop: server time of the whole session and sweeps, and how closely each knee is measured.
 
     `precision` is the half-width of a knee's interval at which its sweep stops, `points` the open-loop points
-    that a sweep may take, `clients` those of the burst with which it bounds the capacity.
+    that a sweep may take, `clients` the fewest in the burst with which it bounds the capacity.
     """
 
     server_s: float = 8 * 3600.0

@@ -26,6 +26,7 @@ from knee.tune.trial import Cost, Result, Trial
 from knee.workload.shapes import mean_of
 
 MOST_PAIRS = 4
+MOST_CLIENTS = 4096
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +67,7 @@ def _measured(job: Job, running: Running) -> Result:
         config.slo,
         seed=trial.seed,
         budget=Budget(precision=spend.precision, server_s=max(1.0, job.left_s), points=spend.points),
-        clients=spend.clients,
+        clients=_clients(spend.clients, running),
         flags=dict(running.facts),
     )
     points: list[Point] = []
@@ -114,6 +115,12 @@ def _concluded(job: Job, running: Running, found: Sweep, search: Search, known: 
         pairs=tuple(pairs(place, predict, MOST_PAIRS)) if config.explore else (),
         costs=_costs(run, config.slo),
     )
+
+
+def _clients(least: int, running: Running) -> int:
+    """Clients of the burst: twice what may run at once, else it would not show what a full batch serves."""
+    cap = running.facts.get("max_num_seqs", "")
+    return max(least, min(MOST_CLIENTS, 2 * int(cap))) if cap.isdecimal() else least
 
 
 def _known(trial: Trial, running: Running) -> Result:

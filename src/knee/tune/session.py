@@ -22,6 +22,10 @@ from knee.tune.text import decision_lines, trial_lines
 from knee.tune.trial import Result
 from knee.tune.tuning import Tuning
 
+SHARES = 3
+"""No trial but the last takes more than this part of the server time that is left: a start, a move and a
+confirmation fit into any budget."""
+
 MakeLauncher = Callable[[Callable[[Group], None]], Launcher]
 
 
@@ -60,7 +64,8 @@ def run_session(
             say(line)
         journal.write(Began(at_ns=clock.wall_ns(), trial=trial))
         run = folder / f"trial-{trial.number}"
-        result = _result(Job(trial=trial, config=config, run=run, left_s=tuning.left_s, say=say), launcher)
+        left_s = tuning.left_s if trial.purpose == "confirm" else tuning.left_s / SHARES
+        result = _result(Job(trial=trial, config=config, run=run, left_s=left_s, say=say), launcher)
         decision = tuning.add(trial, result)
         journal.write(Ended(at_ns=clock.wall_ns(), trial=trial.number, result=result, decision=decision))
         for line in decision_lines(result, decision):
