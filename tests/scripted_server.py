@@ -50,9 +50,11 @@ class Scripted:
         self.metrics: Callable[[], str] | None = None
         self.url = ""
         self.connections = 0
+        self.writers: list[asyncio.StreamWriter] = []
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.writers.append(writer)
         # uvloop says RuntimeError where a write meets a connection that the client has dropped.
         gone = (ConnectionError, RuntimeError, asyncio.IncompleteReadError, asyncio.CancelledError)
         with contextlib.suppress(*gone):
@@ -177,10 +179,13 @@ def scripted(
         ready.set()
         await over.wait()
         server.close()
+        await asyncio.sleep(0.02)  # what was being accepted is a connection by then
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        for writer in state.writers:
+            writer.transport.abort()
         await asyncio.sleep(0.02)  # lets closed connections go
 
     def run(coroutine: Callable[[], Awaitable[None]]) -> None:

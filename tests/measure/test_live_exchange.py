@@ -93,6 +93,7 @@ def test_a_plain_stream() -> None:
     assert answer.books.last_ns[0] == 80 * MS
     assert answer.books.end_ns[0] == 82 * MS
     assert answer.books.prompt_tokens[0] == 12  # as the server counts, not as asked
+    assert (answer.books.checked_prompt_tokens, answer.books.off_prompt_tokens) == (10, 2)
     assert answer.books.sent_ns[0] == 1 * MS
 
 

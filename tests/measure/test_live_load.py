@@ -84,6 +84,8 @@ def test_everything_due_is_sent_when_due_and_booked() -> None:
     assert (observed.due_ns == wanted.due_ns[:n]).all()  # the absolute schedule, request by request
     assert (observed.prompt_tokens == wanted.prompt_tokens[:n]).all()
     assert (observed.output_tokens[observed.outcome == OK] == 5).all()
+    assert got.health is not None
+    assert got.health.prompt_error_share == 0  # checked against the server's usage
     assert len(server.calls) == n
     ours = inside(observed, asked)
     assert set(observed.outcome[ours].tolist()) == {OK}

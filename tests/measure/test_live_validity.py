@@ -65,6 +65,7 @@ def test_a_good_point_has_nothing_against_it() -> None:
         (ClientHealth(dispatch_lag_p99_ms=54.0), "started 54.0 ms late"),
         (ClientHealth(loop_lag_p99_ms=19.0), "noticed events 19.0 ms late"),
         (ClientHealth(cpu_share=0.99), "99% of its core"),
+        (ClientHealth(prompt_error_share=0.12), "prompt tokens 12% off"),
         (ClientHealth(cached_share=0.5), "50% of the prompt tokens from its prefix cache"),
         (ClientHealth(clock_jump_ms=3_600_000.0), "the machine slept"),
         (ClientHealth(clock_jump_ms=-5_000.0), "-5.0 s"),

@@ -96,6 +96,8 @@ def test_two_workers_send_one_schedule_and_keep_one_set_of_books(tmp_path: Path)
     assert sum(len(record.gap_ns) for record in records) == len(two.gaps.ns)
     assert got.health is not None
     assert got.health.workers == 2
+    assert got.health.prompt_error_share is not None
+    assert got.health.prompt_error_share > 0  # the script's failing streams claim another length
     assert got.health.cpu_share is not None
     assert any("Retry-After 2" in note for note in got.health.notes)
 

@@ -38,6 +38,8 @@ class Books:
         self.notes: Counter[str] = Counter()
         self.retry_after: Counter[str] = Counter()
         self.cached_tokens = 0
+        self.checked_prompt_tokens = self.off_prompt_tokens = 0
+        """Prompt tokens that were to be sent in requests whose usage came back, and how far that was off."""
         self.gap_ns, self.gap_count, self.gap_at_ns = array("q"), array("q"), array("q")
         self.chunk_ns = array("q")
         self._chunk_stride = 1

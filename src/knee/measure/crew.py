@@ -13,7 +13,7 @@ from knee.core.errors import KneeError
 from knee.core.requests import NEVER, Ints, Observed, RequestRecord
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.measure.books import COLUMNS, Books
-from knee.measure.health import notes_of
+from knee.measure.health import notes_of, prompt_error
 from knee.measure.ready import Part
 from knee.measure.target import ClientHealth, Offer, Stop
 from knee.measure.worker import LENGTH, Delta, Job, Order, pack, unpack
@@ -128,6 +128,7 @@ class Crew:
             dispatch_lag_p99_ms=_worst(health.dispatch_lag_p99_ms for health in self._health),
             cpu_share=_worst(health.cpu_share for health in self._health),
             cached_share=self._books.cached_tokens / tokens if tokens else None,
+            prompt_error_share=prompt_error(self._books),
             workers=len(self._processes),
             notes=notes_of(self._books),
         )
@@ -163,6 +164,8 @@ class Crew:
         books.notes.update(delta.notes)
         books.retry_after.update(delta.retry_after)
         books.cached_tokens += delta.cached_tokens
+        books.checked_prompt_tokens += delta.checked_prompt_tokens
+        books.off_prompt_tokens += delta.off_prompt_tokens
         for cause, words in delta.said.items():
             books.said.setdefault(cause, words)
         self._open[index] = _rows(delta.open, len(COLUMNS))

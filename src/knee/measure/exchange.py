@@ -221,8 +221,11 @@ class StreamExchange:
         books, index, origin = self._books, self.index, self._origin_ns
         usage = self._usage
         if usage is not None:
-            books.prompt_tokens[index] = usage[0] or books.prompt_tokens[index]
             books.cached_tokens += usage[2]
+        if usage is not None and usage[0]:
+            books.checked_prompt_tokens += books.prompt_tokens[index]
+            books.off_prompt_tokens += abs(usage[0] - books.prompt_tokens[index])
+            books.prompt_tokens[index] = usage[0]
         if not self._at:
             return
         if usage is None and self._done:

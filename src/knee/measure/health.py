@@ -19,9 +19,15 @@ def health_of(books: Books, loop_lag_ns: Sequence[Ints], dispatch_lag_ns: Sequen
         loop_lag_p99_ms=_worst_p99_ms(loop_lag_ns),
         dispatch_lag_p99_ms=_worst_p99_ms(dispatch_lag_ns),
         cached_share=books.cached_tokens / prompt_tokens if prompt_tokens else None,
+        prompt_error_share=prompt_error(books),
         workers=len(loop_lag_ns),
         notes=notes_of(books),
     )
+
+
+def prompt_error(books: Books) -> float | None:
+    """How far the server's count of prompt tokens was off, as a share of those that were to be sent."""
+    return books.off_prompt_tokens / books.checked_prompt_tokens if books.checked_prompt_tokens else None
 
 
 def notes_of(books: Books) -> tuple[str, ...]:

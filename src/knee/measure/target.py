@@ -43,13 +43,15 @@ class ClientHealth(msgspec.Struct, frozen=True, kw_only=True):
 
     `dispatch_lag_p99_ms` is how late requests were started (the time to connect is not in it), `cpu_share`
     the share of one core that the busiest worker used, `cached_share` the share of prompt tokens that the
-    server took from its prefix cache, `clock_jump_ms` how far the wall clock moved against the monotonic one.
+    server took from its prefix cache, `prompt_error_share` how far its count of prompt tokens was off what
+    was to be sent, `clock_jump_ms` how far the wall clock moved against the monotonic one.
     """
 
     loop_lag_p99_ms: float | None = None
     dispatch_lag_p99_ms: float | None = None
     cpu_share: float | None = None
     cached_share: float | None = None
+    prompt_error_share: float | None = None
     clock_jump_ms: float | None = None
     workers: int = 1
     notes: tuple[str, ...] = ()

@@ -51,6 +51,7 @@ def check_validity(measured: Measured, offer: Offer) -> Verdict:
         *_lags(health, _allowed_lag_ms(observed, inside)),
         *_own_failures(observed),
         *_cached(health, measured, offer.workload.shares_text),
+        *_prompts(health),
         *_lengths(observed, inside),
         *_lumps(observed),
         *_clock(health),
@@ -125,6 +126,15 @@ def _cached(health: ClientHealth, measured: Measured, on_purpose: bool) -> list[
         return []
     what = f"the server took {share:.0%} of the prompt tokens from its prefix cache though all were fresh"
     return [f"{what}; is there other traffic on it?"]
+
+
+def _prompts(health: ClientHealth) -> list[str]:
+    share = health.prompt_error_share
+    if share is None or share <= LENGTH_SHARE:
+        return []
+    return [
+        f"the server counts prompt tokens {share:.0%} off those asked for; does its tokenizer vary with text?"
+    ]
 
 
 def _lengths(observed: Observed, inside: Bools) -> list[str]:

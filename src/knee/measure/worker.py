@@ -67,6 +67,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     notes: dict[str, int]
     retry_after: dict[str, int]
     cached_tokens: int
+    checked_prompt_tokens: int
+    off_prompt_tokens: int
     records: list[RequestRecord]
     in_flight: int
     measured_ended: bool
@@ -104,6 +106,8 @@ def delta_of(load: Load, health: ClientHealth | None = None) -> Delta:
         notes=dict(books.notes),
         retry_after=dict(books.retry_after),
         cached_tokens=books.cached_tokens,
+        checked_prompt_tokens=books.checked_prompt_tokens,
+        off_prompt_tokens=books.off_prompt_tokens,
         records=load.take_finished(),
         in_flight=load.in_flight,
         measured_ended=load.all_measured_ended(),
@@ -120,7 +124,7 @@ def _forget(books: Books) -> None:
     for counted in (books.causes, books.notes, books.retry_after):
         counted.clear()
     books.said.clear()
-    books.cached_tokens = 0
+    books.cached_tokens = books.checked_prompt_tokens = books.off_prompt_tokens = 0
 
 
 async def serve() -> None:
