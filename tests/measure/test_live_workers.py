@@ -1,10 +1,7 @@
 """Several processes share one schedule; their merged books are those of one."""
 
 import itertools
-import os
-import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.measure.test_live_load import inside, mixed, offer
+from tests.measure.test_live_load import inside, interrupt_after, mixed, offer
 from tests.scripted_server import Scripted, scripted, steady
 
 from knee.core.requests import CENSORED, FAILED, OK, REJECTED, RequestRecord
@@ -100,13 +97,6 @@ def test_two_workers_send_one_schedule_and_keep_one_set_of_books(tmp_path: Path)
     assert got.health.prompt_error_share > 0  # the script's failing streams claim another length
     assert got.health.cpu_share is not None
     assert any("Retry-After 2" in note for note in got.health.notes)
-
-
-def interrupt_after(server: Scripted, calls: int) -> None:
-    until = time.monotonic() + 30
-    while len(server.calls) < calls and time.monotonic() < until:
-        time.sleep(0.05)
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_ctrl_c_reaches_all_workers() -> None:
