@@ -13,8 +13,10 @@ from knee.core.requests import NEVER
 from knee.core.snapshot import EngineSnapshot
 from knee.engine.config import EngineConfig
 from knee.engine.metrics import Metrics
+from knee.engine.quiet import decode_growth
 from knee.engine.request import Request
-from knee.engine.scheduler import Scheduler, Step
+from knee.engine.scheduler import Scheduler
+from knee.engine.step import Step
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -105,7 +107,7 @@ class Engine:
             raise ValueError(f"the step until {self.step_end_ns} ns is not over at {now_ns} ns")
         if not self.requests:
             return None
-        step = self.scheduler.plan(quietly=False)
+        step = self.scheduler.plan()
         assert step.planned, "a request that can never run was let in"
         end_ns = self.begin(step, now_ns)
         return StepResult(
@@ -149,7 +151,7 @@ class Engine:
         decodes = len(scheduler.running)
         context = scheduler.decode_context + decodes * (scheduler.steps + 1)
         first_ns, longer_ns = cost.step_ns(decodes, 0, context), cost.per_context_token_ns * decodes
-        scheduler.kv.take(scheduler.growth(steps))
+        scheduler.kv.take(decode_growth(scheduler, steps))
         scheduler.steps += steps - 1  # the last one is finished when it is settled
         end_ns = now_ns
         if longer_ns:

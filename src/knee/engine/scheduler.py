@@ -12,25 +12,8 @@ from knee.core.requests import NEVER
 from knee.engine.config import EngineConfig
 from knee.engine.kv import KvCache
 from knee.engine.request import Request
+from knee.engine.step import Step
 from knee.engine.waiting import waiting
-
-
-class Step:
-    """What one step does: who takes part with how many tokens, and what that makes."""
-
-    __slots__ = (
-        "admitted", "context_tokens", "decodes", "emits", "planned", "preempted", "prefill_tokens", "starved",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.decodes = 0  # how many take part of whom nothing else needs to be said
-        self.planned: dict[Request, int] = {}
-        self.admitted: list[Request] = []
-        self.preempted: list[Request] = []
-        self.starved: list[Request] = []  # decodes that got no token of the budget
-        self.emits: list[Request] = []
-        self.prefill_tokens = 0
-        self.context_tokens = 0
 
 
 class Scheduler:
@@ -67,13 +50,13 @@ class Scheduler:
         else:
             self.waiting.add(request)
 
-    def plan(self, quietly: bool) -> Step:
-        """Plan the next step; `quietly` if every decode is known to have had a token in the last one.
+    def plan(self, quiet: Step | None = None) -> Step:
+        """Plan the next step, unless `quiet` has planned it already.
 
         With async scheduling it was planned when the last one began: without the requests that came since,
         and with the seats and blocks of those that ended since still taken (vLLM 0.14 and later, by default).
         """
-        step = (self.schedule_quietly() if quietly else None) or self.schedule()
+        step = quiet or self.schedule()
         if self.incoming or self.leaving:
             self.catch_up()
             if not step.planned and not step.decodes:
@@ -102,87 +85,9 @@ class Scheduler:
             if step.planned or not lost or not self.running:
                 break  # by priority, the first may lose its blocks before any is planned: a step of nothing
         if not lost or not step.planned:
-            self._schedule_waiting(step, budget)
-        self._advance(step)
+            self.admit(step, budget)
+        self.advance(step)
         return step
-
-    def schedule_quietly(self) -> Step | None:
-        """The same plan without a look at each decode; None if that takes one.
-
-        It does not as long as every decode gets its token and, first come first served, only the last running
-        requests can lose their blocks.
-        """
-        config, kv, prefilling = self.config, self.kv, self.prefilling
-        chunks = self._chunks()
-        if chunks is None:
-            return None
-        step = Step()
-        growth = needed = self.residues[self.steps % config.block_size]
-        for request, tokens in chunks:
-            growth += kv.blocks_for(request.computed + tokens) - kv.blocks_for(request.computed)
-        if growth > kv.free:
-            if config.scheduling_policy != "fcfs" or config.long_prefill_token_threshold:
-                return None
-            needed = self._make_room(step, chunks)
-        step.decodes = len(self.running) - len(prefilling)
-        step.context_tokens = self.decode_context + step.decodes * (self.steps + 1)
-        if needed:
-            kv.take(needed)
-        budget = config.max_num_batched_tokens - step.decodes
-        for request, tokens in chunks:
-            kv.grow(request, request.computed, request.computed + tokens)
-            step.planned[request] = tokens
-            budget -= tokens
-        if self.waiting and not step.preempted:
-            self._schedule_waiting(step, budget)
-        if step.planned:
-            self._advance(step)
-        return step
-
-    def _chunks(self) -> list[tuple[Request, int]] | None:
-        """What each unfinished prefill computes next; None if a decode behind it may come off worse."""
-        if not self.prefilling:
-            return []
-        limit = self.config.long_prefill_token_threshold
-        budget = self.config.max_num_batched_tokens - len(self.running) + len(self.prefilling)
-        chunks = []
-        for request in self.prefilling.values():
-            tokens = request.target - request.computed
-            if limit and tokens > limit:
-                tokens = limit
-            if tokens > budget:
-                if limit:
-                    return None
-                tokens = budget
-            budget -= tokens
-            chunks.append((request, tokens))
-        return chunks
-
-    def _make_room(self, step: Step, chunks: list[tuple[Request, int]]) -> int:
-        """Preempt the last that run until the others have what they need; what their decodes need of it."""
-        kv, slot = self.kv, self.steps % self.config.block_size
-        while True:
-            growth = self.residues[slot]
-            for request, tokens in chunks:
-                growth += kv.blocks_for(request.computed + tokens) - kv.blocks_for(request.computed)
-            if growth <= kv.free:
-                return self.residues[slot]
-            victim = next(reversed(self.running.values()))
-            if chunks and chunks[-1][0] is victim:
-                chunks.pop()
-            self._preempt(victim, step)
-
-    def growth(self, steps: int) -> int:
-        """Blocks that those who decode take in the next `steps` steps."""
-        size = self.config.block_size
-        rounds, rest = divmod(steps, size)
-        blocks = rounds * (len(self.running) - len(self.prefilling))
-        if rest:
-            start = self.steps % size
-            blocks += sum(self.residues[start : start + rest])
-            if start + rest > size:
-                blocks += sum(self.residues[: start + rest - size])
-        return blocks
 
     def finish(self) -> list[Request]:
         """The step is over: the requests that ended with it leave, in the order of admission."""
@@ -230,7 +135,7 @@ class Scheduler:
                 if at < index:  # by priority it may be one that was planned already
                     index -= 1
                     budget += step.planned[victim]
-                self._preempt(victim, step)
+                self.preempt(victim, step)
                 if victim is request:
                     break
             if request.serial == NEVER:
@@ -244,7 +149,8 @@ class Scheduler:
                 step.starved.append(request)
         return budget
 
-    def _schedule_waiting(self, step: Step, budget: int) -> None:
+    def admit(self, step: Step, budget: int) -> None:
+        """Let waiting requests join the step while `budget` tokens, seats and blocks last."""
         seats = self.config.max_num_seqs - len(self.leaving)
         while budget > 0 and self.waiting and len(self.running) < seats:
             request = self.waiting.head()
@@ -272,7 +178,8 @@ class Scheduler:
             return order[-1]
         return max(order, key=lambda request: request.rank)
 
-    def _preempt(self, request: Request, step: Step) -> None:
+    def preempt(self, request: Request, step: Step) -> None:
+        """Take a running request's seat and blocks; it starts over when it is its turn again."""
         self.kv.release(request, request.computed_by(self.steps) + step.planned.pop(request, 0), again=True)
         self._stop_decoding(request)
         del self.running[request.serial]
@@ -284,7 +191,8 @@ class Scheduler:
         self.waiting.put_back(request)
         step.preempted.append(request)
 
-    def _advance(self, step: Step) -> None:
+    def advance(self, step: Step) -> None:
+        """Move on the prefills of a step, and note who gets a token."""
         for request, tokens in step.planned.items():
             if request.decoding:
                 step.context_tokens += request.computed_by(self.steps) + 1

@@ -8,7 +8,9 @@ from math import isqrt
 
 from knee.engine.drive import Load, offer
 from knee.engine.engine import Engine
+from knee.engine.quiet import decode_growth, schedule_quietly
 from knee.engine.scheduler import Scheduler
+from knee.engine.step import Step
 
 FAR_NS = 1 << 62
 
@@ -26,17 +28,18 @@ def skip_until(engine: Engine, load: Load, now_ns: int, until_ns: int) -> int:
             now_ns = min(until_ns, upcoming[0].arrival_ns) if upcoming else until_ns
             continue
         steps = quiet_steps(engine, min(until_ns, _next_change_ns(engine, load)) - now_ns)
-        now_ns = (
-            engine.decode(steps, now_ns)
-            if steps
-            else engine.begin(engine.scheduler.plan(quietly=not engine.uneven), now_ns)
-        )
+        now_ns = engine.decode(steps, now_ns) if steps else engine.begin(_plan(engine), now_ns)
         if upcoming and upcoming[0].arrival_ns < now_ns:
             offer(engine, load, now_ns - 1)
         done = engine.settle(now_ns)
         if done:
             load.ended(done)
     return now_ns
+
+
+def _plan(engine: Engine) -> Step:
+    """The next step, quietly if the last one gave every decode its token."""
+    return engine.scheduler.plan(None if engine.uneven else schedule_quietly(engine.scheduler))
 
 
 def quiet_steps(engine: Engine, within_ns: int) -> int:
@@ -55,7 +58,7 @@ def quiet_steps(engine: Engine, within_ns: int) -> int:
     steps = scheduler.ending[0] - scheduler.steps
     if steps > 1:
         steps = min(steps, _steps_within(engine, within_ns))
-    if scheduler.growth(steps) > scheduler.kv.free:
+    if decode_growth(scheduler, steps) > scheduler.kv.free:
         return _steps_that_fit(scheduler, steps)
     return steps
 
@@ -91,7 +94,7 @@ def _steps_that_fit(scheduler: Scheduler, most: int) -> int:
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        if scheduler.growth(middle) > scheduler.kv.free:
+        if decode_growth(scheduler, middle) > scheduler.kv.free:
             high = middle - 1
         else:
             low = middle
