@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from knee.diagnose.verdict import Diagnosis, Move
 from knee.tune.check import contradicts
+from knee.tune.climb import pairs
 from knee.tune.config import Bounds, Flags
-from knee.tune.propose import Place, Predict, pairs, propose, unloaded_moves
+from knee.tune.proposal import Place, Predict
+from knee.tune.propose import propose, unloaded_moves
 
 SEQS, TOKENS = "max_num_seqs", "max_num_batched_tokens"
 

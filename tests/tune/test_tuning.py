@@ -9,7 +9,7 @@ from knee.core.point import Knee
 from knee.core.slo import parse_slo
 from knee.tune.config import Bounds, SimulatedServer, Spend, TuneConfig
 from knee.tune.decide import compare_knees
-from knee.tune.propose import Change, Proposal, Proposals
+from knee.tune.proposal import Change, Proposal, Proposals
 from knee.tune.stopping import pareto
 from knee.tune.trial import Cost, Result, Trial
 from knee.tune.tuning import Tuning

@@ -10,9 +10,10 @@ from knee.measure.fitting import StepFit
 from knee.measure.like import Prediction, capacity, predict_knee
 from knee.measure.model import Model
 from knee.tune.check import SEQS, TOKENS
+from knee.tune.climb import simulated_moves
 from knee.tune.config import Bounds, Flags
 from knee.tune.predict import rough_knee
-from knee.tune.propose import Change, Place, Proposal, simulated_moves
+from knee.tune.proposal import Change, Place, Proposal
 from knee.tune.simulated import engine_with
 
 MOVES = {SEQS: Bounds(low=1, high=1024), TOKENS: Bounds(low=64, high=16_384)}

@@ -10,7 +10,7 @@ from knee.core.lock import lock_of_run
 from knee.core.point import Point
 from knee.core.run import create_run
 from knee.core.slo import LATENCIES, Slo
-from knee.core.units import NS_PER_S
+from knee.core.units import NS_PER_S, format_duration
 from knee.diagnose.runs import diagnose_points
 from knee.diagnose.text import evidence_text
 from knee.diagnose.verdict import Diagnosis
@@ -18,9 +18,11 @@ from knee.measure.budget import Budget, Step
 from knee.measure.live import LiveTarget
 from knee.measure.search import Search
 from knee.measure.sweep import Recorder, Sweep, finish, plan_of, search_knee
+from knee.tune.climb import pairs
 from knee.tune.config import TuneConfig
 from knee.tune.predict import predictor
-from knee.tune.propose import Place, pairs, propose, unloaded_moves
+from knee.tune.proposal import Place
+from knee.tune.propose import propose, unloaded_moves
 from knee.tune.server import Launcher, Running, Say, StartFailed
 from knee.tune.trial import Cost, Result, Trial
 from knee.workload.shapes import mean_of
@@ -171,13 +173,14 @@ def _costs(run: Path, slo: Slo) -> tuple[Cost, ...]:
 
 
 def point_line(step: Step, point: Point) -> str:
-    """A finished point in one line."""
-    load = f"{point.max_concurrency} clients" if point.max_concurrency else f"{point.rate:.4g} req/s"
+    """A finished point in one line; a closed loop says nothing of what open-loop requests wait."""
+    if point.max_concurrency is not None:
+        took = format_duration(point.spent_ns)
+        return f"{step.phase}: {point.max_concurrency} clients in a closed loop, took {took} ({step.why})"
     waits = ", ".join(
-        f"{name} {'∞' if value is None else f'{value:.4g}'} ms"
+        f"{name} {'∞' if value is None else f'{value:.4g} ms'}"
         for name, value in (("TTFT p50", point.ttft_ms.p50), ("ITL p50", point.itl_ms.p50))
     )
     verdict = {True: ": holds", False: ": breaks", None: ""}[point.holds]
-    shown = verdict if point.max_concurrency is None else ""
-    invalid = f": invalid, {point.invalid[0]}" if point.invalid else ""
-    return f"{step.phase}: {load}, {point.ok} of {point.offered} ok, {waits}{invalid or shown}"
+    said = f": invalid, {point.invalid[0]}" if point.invalid else verdict
+    return f"{step.phase}: {point.rate:.4g} req/s, {point.ok} of {point.offered} ok, {waits}{said}"

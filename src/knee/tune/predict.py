@@ -9,7 +9,7 @@ from knee.measure.model import Model
 from knee.measure.paired import less_extra
 from knee.measure.search import Search
 from knee.tune.config import Flags
-from knee.tune.propose import Predict
+from knee.tune.proposal import Predict
 from knee.tune.simulated import DEFAULTS, engine_with
 from knee.workload.spec import Workload
 

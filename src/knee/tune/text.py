@@ -5,7 +5,7 @@ from knee.core.units import NS_PER_S, format_duration
 from knee.tune.config import Flags
 from knee.tune.like import Proposed
 from knee.tune.outcome import FrontPoint, Outcome
-from knee.tune.propose import Proposal
+from knee.tune.proposal import Proposal
 from knee.tune.trial import Decision, Entry, Result, Trial
 
 

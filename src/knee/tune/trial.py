@@ -7,7 +7,7 @@ import msgspec
 from knee.core.point import Knee
 from knee.tune.config import Flags
 from knee.tune.decide import Comparison
-from knee.tune.propose import Proposal, Proposals
+from knee.tune.proposal import Proposal, Proposals
 
 Purpose = Literal["baseline", "move", "follow-up", "pair", "confirm"]
 Outcome = Literal["measured", "cannot start", "died", "infeasible"]

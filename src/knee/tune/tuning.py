@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from knee.tune.config import Flags, SimulatedServer, TuneConfig
 from knee.tune.decide import Comparison, compare_knees
-from knee.tune.propose import Change, Proposal
+from knee.tune.proposal import Change, Proposal
 from knee.tune.stopping import stop_at, trades_of
 from knee.tune.trial import Decision, Entry, Result, Stop, Trial
 
