@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from knee.engine.config import EngineConfig, StepCost
 from knee.engine.request import Request
 
-EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("EXAMPLES", "100"))
 """How many worlds a property is tried on; EXAMPLES=20000 for a long run."""
 
 
