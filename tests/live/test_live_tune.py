@@ -29,8 +29,8 @@ VLLM_CPU_KVCACHE_SPACE = "1"
 [client]
 realtime = true
 [workload]
-prompt = 128
-output = 32
+prompt = 32
+output = 64
 [flags]
 max_num_seqs = 4
 max_num_batched_tokens = 256
@@ -43,7 +43,7 @@ high = 2048
 [budget]
 server_time = "20m"
 trials = 5
-points = 4
+points = 3
 precision = "10%"
 clients = 32
 """
