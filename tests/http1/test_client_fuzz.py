@@ -141,6 +141,23 @@ def test_cutting_makes_no_difference(wire: bytes, data: st.DataObject | None) ->
         assert whole.data == cut.data
 
 
+@pytest.mark.parametrize(("early", "cause"), [(b"SSH-2.0-OpenSSH_9.6\r\n", "not_http"), (b"", "cut")])
+def test_a_connection_that_is_spoilt_before_it_is_used(early: bytes, cause: str) -> None:
+    """The server speaks first, or is gone, between connect and send: the request ends all the same."""
+    heard, released = Heard(), []
+    connection = Outbound(lambda: 0, lambda _, free: released.append(free), lambda *_: None)
+    connection.connection_made(Transport())
+    if early:
+        connection.data_received(early)
+    else:
+        connection.connection_lost(None)
+    connection.send(heard, b"GET / HTTP/1.1\r\n\r\n")
+    connection.connection_lost(None)
+    assert (heard.cause, heard.ends) == (cause, 1)
+    assert released
+    assert not any(released)
+
+
 def test_headers_without_end_are_bounded() -> None:
     heard, free = hear(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 40_000, list(range(0, 240_000, 1_000)))
     assert (heard.cause, heard.ends, free) == ("too_large", 1, False)

@@ -71,6 +71,7 @@ class Outbound(asyncio.Protocol):
         self._keep_alive = False
         self._request = b""
         self._reused = False
+        self._early = b""
         self.paused = False
         """Whether reading is held back; no timeout between bytes runs meanwhile."""
         self.started_ns = 0
@@ -80,9 +81,14 @@ class Outbound(asyncio.Protocol):
         """Whether a byte of the answer has come."""
 
     def send(self, exchange: Exchange, request: bytes) -> None:
-        """Send `request` whole, and tell `exchange` what comes back. The connection must be free and open."""
-        assert self._transport is not None
+        """Send `request` whole, and tell `exchange` what comes back. The connection must carry no other.
+
+        One that was lost since it was made, or on which the server spoke first, fails the exchange.
+        """
         assert self._exchange is None
+        if self._transport is None or self._early:
+            self._refuse(exchange)
+            return
         self._exchange = exchange
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = self._body_bytes = 0
@@ -91,6 +97,15 @@ class Outbound(asyncio.Protocol):
         self._transport.write(request)
         self.started_ns = self.last_ns = now_ns = self._now()
         exchange.sent(now_ns)
+
+    def _refuse(self, exchange: Exchange) -> None:
+        spoke = self._early.decode("latin-1").split("\r\n")[0][:40]
+        self.close()
+        self._released(self, False)
+        if self._early:
+            exchange.fail(self._now(), "not_http", f"it spoke first: {spoke!r}")
+        else:
+            exchange.fail(self._now(), "cut", "")
 
     def pause(self) -> None:
         """Read no more until `resume`: who the answer is for takes it more slowly than it comes."""
@@ -141,6 +156,9 @@ class Outbound(asyncio.Protocol):
         """Bytes have come."""
         self.last_ns = self._now()
         parser = self._parser
+        if parser is None and not self._reused and len(self._early) < HEADER_LIMIT:
+            self._early += data  # no HTTP server speaks first; whoever sends here will hear of it
+            return
         if parser is None:
             self.close()  # bytes nobody asked for: the connection cannot be trusted any more
             self._released(self, False)
