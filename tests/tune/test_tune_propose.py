@@ -10,7 +10,7 @@ from knee.diagnose.verdict import Diagnosis, Move
 from knee.tune.check import contradicts
 from knee.tune.climb import pairs
 from knee.tune.config import Bounds, Flags
-from knee.tune.proposal import Place, Predict
+from knee.tune.proposal import Change, Place, Predict
 from knee.tune.propose import propose, unloaded_moves
 
 SEQS, TOKENS = "max_num_seqs", "max_num_batched_tokens"
@@ -68,6 +68,23 @@ def test_what_no_limit_names_is_tried_where_the_simulator_expects_much() -> None
     assert [(m.limit, m.changes[0].flag, m.changes[0].to) for m in found.moves] == [
         ("simulator", TOKENS, "2048")
     ]
+
+
+def test_flags_that_limit_each_other_are_not_moved_in_turns() -> None:
+    def predict(flags: Flags) -> float:
+        return min(int(flags[SEQS]) / 16, int(flags[TOKENS]) / 512, 8.0)
+
+    (first, *_) = propose(place(16, 512), bound(move(SEQS, 32)), predict).moves
+    assert {c.flag: c.to for c in first.changes} == {SEQS: "128", TOKENS: "4096"}
+    (first, *_) = propose(place(16, 1024), bound(move(SEQS, 32)), predict).moves
+    assert first.changes == (Change(flag=SEQS, current="16", to="128"),)
+
+
+def test_a_flag_that_is_off_may_be_turned_on() -> None:
+    flag = "long_prefill_token_threshold"
+    start = Place(flags={flag: "0"}, facts={}, moves={flag: Bounds(low=16, high=1024)})
+    (first,) = propose(start, bound(move(flag, 256)), lambda flags: float(flags[flag] == "256") + 1).moves
+    assert first.changes == (Change(flag=flag, current="0", to="256"),)
 
 
 def test_limits_that_hold_each_other_move_together() -> None:

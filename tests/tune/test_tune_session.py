@@ -87,6 +87,9 @@ def test_it_leaves_a_lock_limits_and_the_engines_own_flags(whole: tuple[Path, Ou
     assert lock.knee == outcome.after
     assert lock.vllm_version == "0.32.0"
     assert outcome.limits is not None
+    assert lock.at_knee is not None
+    assert lock.knee.holds is not None
+    assert lock.at_knee.rate <= lock.knee.holds
     reqs = int(outcome.queue_flags["max_num_queued_reqs"])
     assert reqs == outcome.limits.max_in_flight + outcome.limits.max_queue
     assert int(outcome.queue_flags["max_num_queued_tokens"]) > 0

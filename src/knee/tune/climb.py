@@ -51,7 +51,7 @@ def aimed(place: Place, sized: Proposal, aim: Flags, predict: Predict, base: flo
     """
     first = sized.changes[0]
     to = aim.get(first.flag, first.to)
-    if not all(text.isdecimal() for text in (first.current, first.to, to)):
+    if not all(text.isdecimal() and int(text) > 0 for text in (first.current, first.to, to)):
         return sized
     if (int(to) - int(first.current)) * (int(first.to) - int(first.current)) <= 0:
         return sized

@@ -10,14 +10,15 @@ from knee.core.lock import lock_of_run
 from knee.core.point import Point
 from knee.core.run import create_run
 from knee.core.slo import LATENCIES, Slo
-from knee.core.units import NS_PER_S, format_duration
+from knee.core.units import NS_PER_S, format_duration, s_to_ns
 from knee.diagnose.runs import diagnose_points
 from knee.diagnose.text import evidence_text
 from knee.diagnose.verdict import Diagnosis
 from knee.measure.budget import Budget, Step
 from knee.measure.live import LiveTarget
 from knee.measure.search import Search
-from knee.measure.sweep import Recorder, Sweep, finish, plan_of, search_knee
+from knee.measure.sweep import Recorder, Sweep, finish, keep_point, plan_of, search_knee
+from knee.measure.target import Offer
 from knee.tune.climb import pairs
 from knee.tune.config import TuneConfig
 from knee.tune.predict import predictor
@@ -29,6 +30,7 @@ from knee.workload.shapes import mean_of
 
 MOST_PAIRS = 4
 MOST_CLIENTS = 4096
+OPERATING_REQUESTS = 300
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +88,39 @@ def _measured(job: Job, running: Running) -> Result:
         return msgspec.structs.replace(
             known, outcome="died", cause=str(error), server_s=_server_s(points, running)
         )
+    found = _with_operating_point(job, running, found)
     known = msgspec.structs.replace(known, server_s=_server_s(found.points, running))
     return _concluded(job, running, found, search, known)
+
+
+def _with_operating_point(job: Job, running: Running, found: Sweep) -> Sweep:
+    """The sweep with a point at the rate that holds, where all of its own lie above it.
+
+    Admission limits and the latencies at the knee are read off that point.
+    """
+    rate = found.knee.holds if found.knee is not None else None
+    below = [
+        p for p in found.points if p.max_concurrency is None and not p.invalid and rate and p.rate <= rate
+    ]
+    if not rate or below or found.ended != "complete":
+        return found
+    window_s = max(20.0, OPERATING_REQUESTS / rate)
+    if 1.5 * window_s > job.left_s - _server_s(found.points, running):
+        return found
+    offer = Offer(
+        workload=job.config.workload,
+        rate=rate,
+        seed=job.trial.seed,
+        warmup_ns=s_to_ns(0.2 * window_s),
+        window_ns=s_to_ns(window_s),
+        drain_ns=s_to_ns(0.3 * window_s),
+    )
+    measured = running.target.measure(offer)
+    point = running.make_point(measured, offer, job.config.slo)
+    keep_point(job.run, len(found.points), point, measured)
+    ended = "interrupted" if point.stopped == "interrupted" else found.ended
+    job.say(f"  operating point: {rate:.4g} req/s, {point.ok} of {point.offered} ok")
+    return msgspec.structs.replace(found, points=(*found.points, point), ended=ended)
 
 
 def _concluded(job: Job, running: Running, found: Sweep, search: Search, known: Result) -> Result:
