@@ -1,29 +1,26 @@
 """Simulated servers whose true limit is known: the one whose relaxation raises the knee most.
 
 Ground truth by counterfactual. Compute is what remains where no relaxation of a flag raises the knee: it is
-the limit that no flag moves. The front end is not among them: the simulated engine has none. The simulated
-HTTP server has one, and a test provokes it there.
+the limit that no flag moves.
 """
 
 import math
-import random
 from typing import Any
 
 import msgspec
 
+from bench._random_servers import Server, capacity, draw
 from knee.core.point import Point
-from knee.core.slo import Objective, Slo
-from knee.core.units import NS_PER_MS, NS_PER_S
+from knee.core.units import NS_PER_S
 from knee.diagnose.diagnose import diagnose
 from knee.diagnose.facts import Facts
 from knee.diagnose.verdict import Diagnosis, Limit, Move
-from knee.engine.config import EngineConfig, StepCost
+from knee.engine.config import EngineConfig
 from knee.measure.point import judged_stretch, make_point
 from knee.measure.samples import latency_samples
 from knee.measure.simulated import SimulatedTarget
 from knee.measure.target import Offer
 from knee.stats.percentile import Sorted
-from knee.workload.spec import Arrivals, Lengths, Workload
 
 replace = msgspec.structs.replace
 
@@ -46,20 +43,6 @@ ALL = 1.08
 """What all relaxations together may gain at most where the truth is compute."""
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """One random server with its traffic and its SLO.
-
-    `service_s` is about how long a request takes on the drawn server; windows follow from it, so that they
-    stay alike when a limit is relaxed.
-    """
-
-    seed: int
-    service_s: float
-    config: EngineConfig
-    workload: Workload
-    slo: Slo
-
-
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one server. `truth` is None where the counterfactuals do not single one limit out."""
 
@@ -69,58 +52,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     truth: Limit | None
     verdict: Diagnosis
     moved: float | None
-
-
-def draw(seed: int) -> Server:
-    """A random server: step cost, flags, cache, lengths and SLO over the ranges of real ones."""
-    rng = random.Random(seed)
-
-    def between(low: float, high: float) -> float:
-        return math.exp(rng.uniform(math.log(low), math.log(high)))
-
-    prompt, output = between(60, 3000), between(30, 400)
-    fixed = between(4, 15) * NS_PER_MS
-    cost = StepCost(
-        fixed_ns=round(fixed),
-        per_seq_ns=round(between(0.01, 0.12) * NS_PER_MS),
-        per_prefill_token_ns=round(between(0.004, 0.06) * NS_PER_MS),
-    )
-    cap = rng.choice([16, 32, 64, 128, 256, 512, 1024])
-    budget = max(cap, rng.choice([512, 1024, 2048, 4096, 8192]))
-    block = 16
-    room = between(0.3, 8) * min(cap, 256) * (prompt + output)
-    longest = 4 * round(prompt + output) + 64
-    config = EngineConfig(
-        step_cost=cost,
-        max_num_seqs=cap,
-        max_num_batched_tokens=budget,
-        max_model_len=longest,
-        block_size=block,
-        num_gpu_blocks=max(round(room / block), math.ceil(1.5 * longest / block)) + 1,
-    )
-    cv = rng.choice([0.0, 0.3, 0.6])
-    workload = Workload(
-        prompt_tokens=_lengths(prompt, cv),
-        output_tokens=_lengths(output, cv),
-        arrivals=Arrivals(),
-    )
-    light = fixed + cost.per_seq_ns + cost.per_prefill_token_ns * prompt
-    ttft = max(0.3, 8 * light / NS_PER_S) * rng.choice([1, 2])
-    objectives = [Objective(metric="ttft", quantile=0.95, bound=round(1000 * ttft))]
-    if rng.random() < 0.4:
-        gap_ms = (fixed + cost.per_seq_ns * cap / 2) / NS_PER_MS * between(1.5, 6)
-        objectives.append(Objective(metric="itl", quantile=0.99, bound=round(gap_ms, 1)))
-    service_s = output * (fixed + cost.per_seq_ns * cap) / NS_PER_S
-    return Server(
-        seed=seed, service_s=service_s, config=config, workload=workload, slo=Slo(tuple(objectives))
-    )
-
-
-def _lengths(mean: float, cv: float) -> Lengths:
-    mean = round(mean)
-    if cv == 0:
-        return Lengths(kind="fixed", mean=mean)
-    return Lengths(kind="lognormal", mean=mean, cv=cv, low=max(1, round(mean / 4)), high=2 * round(mean))
 
 
 def offer_at(server: Server, rate: float) -> Offer:
@@ -201,6 +132,9 @@ def relaxed(server: Server) -> dict[Limit, list[Server]]:
         *({"max_num_batched_tokens": b} for b in sorted(budgets) if b < config.max_num_batched_tokens),
         *({"long_prefill_token_threshold": max(16, prompt // f)} for f in FACTORS),
     ]
+    if config.front_end.per_request_ns:
+        more = [replace(config.front_end, servers=f * config.front_end.servers) for f in FACTORS]
+        changes["front_end"] = [{"front_end": front} for front in more]
     single = [every for limit, every in changes.items() if limit != "prefill_interference"]
     together = [{k: v for every in single for k, v in every[i].items()} for i in range(len(FACTORS))]
     shorter = {"long_prefill_token_threshold": max(16, prompt // FACTORS[-1])}
@@ -244,27 +178,17 @@ def _moved(config: EngineConfig, move: Move) -> EngineConfig | None:
         return replace(config, **{move.flag: int(move.to)})
     if move.flag == "kv_cache_dtype":
         return replace(config, num_gpu_blocks=2 * config.num_gpu_blocks - 1)
+    if move.flag == "api_server_count":
+        return replace(config, front_end=replace(config.front_end, servers=int(move.to)))
     if move.flag == "gpu_memory_utilization":
         return replace(config, num_gpu_blocks=round(1.1 * config.num_gpu_blocks))
     return None
 
 
-def capacity(config: EngineConfig, workload: Workload) -> float:
-    """About how many requests a second the engine serves, from its costs and limits alone."""
-    cost = config.step_cost
-    prompt, output = workload.prompt_tokens.mean, workload.output_tokens.mean
-    n = min(
-        config.max_num_seqs,
-        config.kv_tokens / (prompt + output / 2),
-        config.max_num_batched_tokens * output / (prompt + output),
-    )
-    step = cost.fixed_ns + n * (cost.per_seq_ns + cost.per_prefill_token_ns * prompt / output)
-    return n / (output * step) * NS_PER_S
-
-
 def guess(server: Server) -> float:
     """A rate near the knee."""
-    return 0.8 * capacity(server.config, server.workload)
+    rate, front = capacity(server.config, server.workload), server.config.front_end.per_request_ns
+    return 0.8 * (min(rate, NS_PER_S / front) if front else rate)
 
 
 def run_case(seed: int) -> Case | None:

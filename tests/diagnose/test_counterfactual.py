@@ -1,7 +1,8 @@
 """Ground truth by counterfactual, in small; `make bench ONLY=diagnose` does it on hundreds of servers."""
 
 import pytest
-from bench._counterfactual import draw, run_case, truth_of
+from bench._counterfactual import run_case, truth_of
+from bench._random_servers import draw
 
 from knee.diagnose.verdict import Limit
 
@@ -25,7 +26,7 @@ def test_a_seed_is_a_server() -> None:
     assert draw(7) != draw(8)
 
 
-@pytest.mark.parametrize("seed", [3, 13, 22, 37, 48, 63, 72, 77])
+@pytest.mark.parametrize("seed", [13, 22, 37, 48, 72, 77, 413, 421])
 def test_the_first_verdict_is_the_true_limit_and_its_move_raises_the_knee(seed: int) -> None:
     case = run_case(seed)
     assert case is not None
