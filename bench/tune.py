@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench._counterfactual import capacity, draw
+from bench._random_servers import capacity, draw
 from bench.figure import Figure
 from knee.core.clock import ManualClock
 from knee.measure.fitting import StepFit

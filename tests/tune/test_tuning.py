@@ -8,7 +8,7 @@ import pytest
 from knee.core.point import Knee
 from knee.core.slo import parse_slo
 from knee.tune.config import Bounds, SimulatedServer, Spend, TuneConfig
-from knee.tune.decide import compare_knees
+from knee.tune.decide import compare_knees, pooled_knee
 from knee.tune.proposal import Change, Proposal, Proposals
 from knee.tune.stopping import pareto
 from knee.tune.trial import Cost, Result, Trial
@@ -117,6 +117,34 @@ def test_a_follow_up_that_gains_nothing_goes_back() -> None:
     trial = tuning.next_trial()
     assert trial is not None
     assert (trial.flags, trial.base) == ({"max_num_seqs": "8"}, 1)
+
+
+def test_a_wide_interval_that_looks_better_is_measured_once_more() -> None:
+    tuning = Tuning(config())
+    step(tuning, measured(5, move("max_num_seqs", "4", "16")))
+    wide = msgspec.structs.replace(measured(6), knee=knee(6, spread=0.3))
+    assert step(tuning, wide)[1] == "reverted"
+    trial, decided = step(tuning, measured(5.9, limit="compute"))
+    assert (trial.purpose, trial.flags, decided) == ("repeat", {"max_num_seqs": "16"}, "kept")
+    assert trial.seed not in {entry.trial.seed for entry in tuning.entries[:2]}
+    assert tuning.best is tuning.entries[2]
+
+
+def test_it_is_not_measured_a_third_time() -> None:
+    tuning = Tuning(config())
+    step(tuning, measured(5, move("max_num_seqs", "4", "16")))
+    wide = msgspec.structs.replace(measured(6), knee=knee(6, spread=0.3))
+    step(tuning, wide)
+    assert step(tuning, wide)[1] == "reverted"
+    assert tuning.next_trial() is None
+
+
+def test_two_measurements_are_narrower_than_each() -> None:
+    both = pooled_knee(knee(10, spread=0.1), knee(11, spread=0.1))
+    assert both.estimate == pytest.approx(10.49, abs=0.01)
+    assert both.holds is not None
+    assert both.breaks is not None
+    assert both.breaks / both.holds < 1.1 / 0.9
 
 
 def test_a_value_that_does_not_start_is_learned_and_approached_by_half() -> None:

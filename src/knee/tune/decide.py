@@ -14,6 +14,10 @@ MARGIN = 0.01
 """A knee that is known to be higher by less than this is not worth a different flag."""
 
 
+LOOKS_BETTER, WIDE = 1.04, 1.2
+"""A factor above the first, known no better than to the second, is worth a second sweep."""
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`after` over `before`: the factor on the knee with its interval; None where one of them has no knee."""
 
@@ -42,6 +46,32 @@ def compare_knees(before: Knee, after: Knee, *, repeatable: bool = False) -> Com
     if found.verdict in ("improved", "regressed"):
         verdict = "better" if found.verdict == "improved" else "worse"
     return Comparison(verdict=verdict, factor=1 + found.change, low=1 + found.low, high=1 + found.high)
+
+
+def pooled_knee(one: Knee, other: Knee) -> Knee:
+    """Two measurements of one knee as one, weighed by their intervals; `other` where one has none."""
+    known = [knee for knee in (one, other) if knee.estimate and knee.holds and knee.breaks]
+    if len(known) < 2:
+        return other
+    logs = [math.log(knee.estimate or 1.0) for knee in known]
+    reaches = [max(1e-6, math.log((knee.breaks or 1.0) / (knee.holds or 1.0)) / 2) for knee in known]
+    weights = [1 / reach**2 for reach in reaches]
+    middle = sum(w * at for w, at in zip(weights, logs, strict=True)) / sum(weights)
+    reach = 1 / math.sqrt(sum(weights))
+    return msgspec.structs.replace(
+        other,
+        estimate=math.exp(middle),
+        holds=math.exp(middle - reach),
+        breaks=math.exp(middle + reach),
+        reason=f"two sweeps together; the second: {other.reason}",
+    )
+
+
+def undecided(found: Comparison) -> bool:
+    """Whether it looks better, and only an interval that is wide keeps it from being told."""
+    if found.verdict != "within noise" or found.factor is None or not found.low or not found.high:
+        return False
+    return found.factor > LOOKS_BETTER and found.high / found.low > WIDE
 
 
 def _measured(knee: Knee, repeatable: bool) -> Measurement | None:

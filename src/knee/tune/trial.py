@@ -9,7 +9,7 @@ from knee.tune.config import Flags
 from knee.tune.decide import Comparison
 from knee.tune.proposal import Proposal, Proposals
 
-Purpose = Literal["baseline", "move", "follow-up", "pair", "confirm"]
+Purpose = Literal["baseline", "move", "follow-up", "pair", "repeat", "confirm"]
 Outcome = Literal["measured", "cannot start", "died", "infeasible"]
 Decided = Literal["baseline", "kept", "reverted", "confirmed", "not confirmed"]
 

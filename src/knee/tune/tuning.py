@@ -5,8 +5,10 @@ No clock, no server: the same results give the same trials again, which is how a
 
 from collections.abc import Iterator
 
+from msgspec import structs
+
 from knee.tune.config import Flags, SimulatedServer, TuneConfig
-from knee.tune.decide import Comparison, compare_knees
+from knee.tune.decide import Comparison, compare_knees, pooled_knee, undecided
 from knee.tune.proposal import Change, Proposal
 from knee.tune.stopping import stop_at, trades_of
 from knee.tune.trial import Decision, Entry, Result, Stop, Trial
@@ -31,6 +33,7 @@ class Tuning:
         self._barred: set[tuple[str, str]] = set()
         self._tried: set[tuple[tuple[str, str], ...]] = set()
         self._pairs = 0
+        self._repeat: Entry | None = None
         self._over = False
 
     @property
@@ -68,7 +71,7 @@ class Tuning:
         self.entries.append(entry)
         if decision.decided in ("baseline", "kept"):
             self.best = self._place = entry
-        elif trial.purpose in ("move", "follow-up"):
+        elif trial.purpose != "confirm":
             self._go_on(entry)
         return decision
 
@@ -91,6 +94,8 @@ class Tuning:
         before = self.best.result
         if result.knee is None:
             return Decision(decided="reverted", why=result.cause)
+        if trial.purpose == "repeat":
+            result = self._both(trial, result)
         found = self._compared(before, result)
         trades = trades_of(before, result)
         if found.verdict == "better":
@@ -119,9 +124,22 @@ class Tuning:
         repeatable = isinstance(self.config.server, SimulatedServer)
         return compare_knees(before.knee, after.knee, repeatable=repeatable)
 
+    def _both(self, trial: Trial, result: Result) -> Result:
+        """The result of a repeated trial, with the knee of both sweeps."""
+        first = next(e.result for e in reversed(self.entries) if e.trial.flags == trial.flags)
+        if first.knee is None or result.knee is None:
+            return result
+        return structs.replace(result, knee=pooled_knee(first.knee, result.knee))
+
     def _go_on(self, entry: Entry) -> None:
-        """After a move that was not kept: follow it up once where it opened another limit, else go back."""
+        """After a move: measure again what was too wide to tell, follow up once what opened another limit.
+
+        Else go back to the best.
+        """
         comparison = entry.decision.comparison
+        if entry.trial.purpose != "repeat" and comparison is not None and undecided(comparison):
+            self._repeat, self._place = entry, self.best
+            return
         same = comparison is not None and comparison.verdict == "within noise"
         before = self._place.result.limit if self._place is not None else ""
         if (
@@ -142,6 +160,10 @@ class Tuning:
         if (spent := self._budget()) is not None:
             self.stop = spent
             return None
+        if self._repeat is not None:
+            again, self._repeat = self._repeat.trial, None
+            trial = self._trial("repeat", again.flags, again.base, again.move)
+            return structs.replace(trial, seed=self.config.seed + 2)
         follow = self._place is not self.best
         for move in self._moves(self._place):
             flags = move.applied(self._place.trial.flags)
@@ -196,9 +218,7 @@ class Tuning:
             return None
         flags, number = self.best.trial.flags, self.best.trial.number
         trial = self._trial("confirm", flags, number, None)
-        return Trial(
-            number=trial.number, purpose="confirm", flags=flags, seed=self.config.seed + 1, base=number
-        )
+        return structs.replace(trial, seed=self.config.seed + 1)
 
     def _budget(self) -> Stop | None:
         """That the budget leaves no room for another trial and the confirmation after it."""
