@@ -23,6 +23,11 @@ _STEEPEST = 400.0
 _STRIDE = 0.12
 _NEAR_ENOUGH = 0.35
 
+_FARTHEST = math.log(8)
+"""Beyond eight times the guess, or an eighth, the model has nothing to do with the server; and a replay at an
+absurd rate would not end.
+"""
+
 Shares = Callable[[float], tuple[Share, ...]]
 """The long-run share of violations of every objective at a rate."""
 
@@ -113,6 +118,8 @@ def long_run_knee(shares: Shares, slo: Slo, guess: float, slopes: Sequence[float
             return _long_run(at, found, slopes, allowed)
         before, was = seen, at
         at += step
+        if abs(at - math.log(guess)) > _FARTHEST:
+            break
         found = shares(math.exp(at))
         seen = _odds(found)
         for i in range(len(allowed)):
