@@ -17,6 +17,10 @@ MOST_PAIRS = 4
 CONFIRMATION = 1
 """Trials that are kept in reserve: a move that is kept is confirmed."""
 
+ENOUGH = 1.5
+"""Server time that must be left for a move and its confirmation, over that of the dearest trial so far: a
+trial gets a third of what is left, so it may measure half as long as the dearest did."""
+
 MOST_FAILED = 2
 """Values of one flag that may fail to start or die before no further one is tried in that direction."""
 
@@ -227,11 +231,11 @@ class Tuning:
             why = f"{len(entries)} of {spend.trials} trials are done, and the last one confirms"
             return Stop(reason="budget", why=why)
         dearest = max(entry.result.server_s for entry in entries)
-        if self.left_s < dearest * (1 + CONFIRMATION):
+        if self.left_s < ENOUGH * dearest:
             return Stop(
                 reason="budget",
-                why=f"{self.spent_s:.0f} s of {spend.server_s:.0f} s of server time are spent, and a trial "
-                f"with its confirmation takes up to {(1 + CONFIRMATION) * dearest:.0f} s",
+                why=f"{self.spent_s:.0f} s of {spend.server_s:.0f} s of server time are spent; a trial took up "
+                f"to {dearest:.0f} s, and what is left has to hold another one and its confirmation",
             )
         return None
 
