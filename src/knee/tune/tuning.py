@@ -234,8 +234,8 @@ class Tuning:
         if self.left_s < ENOUGH * dearest:
             return Stop(
                 reason="budget",
-                why=f"{self.spent_s:.0f} s of {spend.server_s:.0f} s of server time are spent; a trial took up "
-                f"to {dearest:.0f} s, and what is left has to hold another one and its confirmation",
+                why=f"{self.spent_s:.0f} s of {spend.server_s:.0f} s of server time are spent; a trial took "
+                f"up to {dearest:.0f} s, and what is left has to hold another one and its confirmation",
             )
         return None
 
