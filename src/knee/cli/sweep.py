@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from knee.measure.budget import Budget, Step
     from knee.measure.live import LiveTarget
     from knee.measure.sweep import Sweep
+    from knee.measure.target import Measured
+    from knee.workload.spec import Workload
 
 MOST_RATES = 50
 
@@ -35,7 +37,7 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
 def sweep(
     url: to.UrlArgument,
     *,
-    slo: Annotated[str, typer.Option(help='Objectives, as in "ttft p95 < 1s, itl p99 < 60ms".')],
+    slo: Annotated[str, typer.Option(help='Objectives, as in "ttft p95 < 1s, itl p99 < 60ms".')] = "",
     rates: Annotated[str, typer.Option(help="Measure these rates instead of searching: 10,15,18.")] = "",
     precision: Annotated[str, typer.Option(help="Half-width of the interval at which to stop.")] = "5%",
     server_time: Annotated[str, typer.Option(help="Server time to spend at most.")] = "30m",
@@ -61,6 +63,10 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="Run directory to write; runs/sweep-N if left out.")
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with this run: its load, SLO and seed, its points not again."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Offer open-loop load at rising rates until the knee is known, and name the limit that binds there.
@@ -74,7 +80,11 @@ def sweep(
     from knee.measure.single import live_point
     from knee.measure.sweep import Recorder, search_knee, sweep_offers
 
-    objectives = parse_slo(slo)
+    if resume is None and not slo:
+        raise UsageError("a sweep needs objectives", 'write --slo "ttft p95 < 1s, itl p99 < 60ms"')
+    if resume is not None and (rates or out or slo or workload):
+        raise UsageError("--resume takes load, SLO and place from the run", "leave out what it says already")
+    objectives = parse_slo(slo) if slo else Slo(())
     budget = _budget(precision, server_time, points)
     values = {name: value for name, value in locals().items() if name in load.LoadFlags.__struct_fields__}
     flags = load.LoadFlags(**values)
@@ -86,8 +96,13 @@ def sweep(
         metrics=metrics, timeout=timeout,
     )  # fmt: skip
     target = connect(connection, workers=workers)
-    run = _open_run(out, target, spec, objectives, seed)
-    log(f"run directory: {run}")
+    kept: list[tuple[Measured, Point]] = []
+    if resume is not None:
+        spec, objectives, seed, kept = _reopen_run(resume, target)
+        run = resume
+    else:
+        run = _open_run(out, target, spec, objectives, seed)
+    log(f"run directory: {run}" + (f", {len(kept)} points kept" if kept else ""))
     search = Search(
         spec, objectives, seed=seed, budget=budget, clients=clients, flags=target.describe().flags
     )
@@ -95,7 +110,7 @@ def sweep(
     if offers:
         found = sweep_offers(target, offers, objectives, recorder)
     else:
-        found = search_knee(target, search, recorder)
+        found = search_knee(target, search, recorder, kept)
     return _conclude(found, target, objectives, run, as_json)
 
 
@@ -154,6 +169,32 @@ def _open_run(out: Path | None, target: "LiveTarget", spec: Any, slo: Slo, seed:
     for note in target.notes:
         log(f"note: {note}")
     return run
+
+
+def _reopen_run(run: Path, target: "LiveTarget") -> "tuple[Workload, Slo, int, list[tuple[Measured, Point]]]":
+    """Load, SLO, seed and finished points of a run that did not end.
+
+    Raises:
+        InputError: it is no such run, or it was made with another model or version.
+    """
+    from knee.core.errors import InputError
+    from knee.core.run import open_run, read_manifest
+    from knee.measure.kept import kept_points
+    from knee.measure.target import TargetInfo
+    from knee.workload.spec import Workload
+
+    plan, manifest = open_run(run), read_manifest(run)
+    if plan.get("command") != "sweep":
+        raise InputError(f"{run} is not a sweep", "knee sweep --out DIR makes one")
+    if manifest is not None and manifest.get("ended") == "complete":
+        raise InputError(f"{run} has ended: there is nothing left to resume", "begin a new sweep")
+    before, now = msgspec.convert(plan["target"], TargetInfo), target.describe()
+    if (before.model, before.version) != (now.model, now.version):
+        was, what = f"{before.model} on {before.version}", f"{now.model} on {now.version}"
+        raise InputError(f"{run} measured {was}, this server has {what}", "begin a new sweep")
+    kept = kept_points(run)
+    target.run, target.point = run, len(kept)
+    return msgspec.convert(plan["workload"], Workload), msgspec.convert(plan["slo"], Slo), plan["seed"], kept
 
 
 def _tell(step: "Step") -> None:

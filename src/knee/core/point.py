@@ -96,9 +96,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 class Knee(msgspec.Struct, frozen=True, kw_only=True):
     """The highest request rate at which the SLO holds, as an interval.
 
-    `holds` is the highest rate shown to hold and `breaks` the lowest shown to break; either is None where no
-    rate did (`reason` says why). `estimate` is the likeliest rate between them. `saturation_rate` is the
-    served rate that no longer rises, where it was seen.
+    `holds` and `breaks` are the ends of the interval at `confidence`; `holds` is None where no rate held and
+    `breaks` where none that could be offered broke (`reason` says why; 0 where an idle server breaks it).
+    `estimate` is the likeliest rate between them. `saturation_rate` is the served rate that no longer rises,
+    where it was seen.
     """
 
     slo: Slo

@@ -88,6 +88,14 @@ def append_lines(path: Path, items: Iterable[Any]) -> None:
         os.fsync(file.fileno())
 
 
+def write_lines(path: Path, items: Iterable[Any]) -> None:
+    """Put `items` in place of all the lines of `path`, atomically."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.unlink(missing_ok=True)
+    append_lines(draft, items)
+    draft.replace(path)
+
+
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
     """The lines of `path` as `kind`; nothing where there is no such file.
 

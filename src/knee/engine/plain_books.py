@@ -93,9 +93,12 @@ def unfinished(plain: Plain, from_ns: int, until_ns: int) -> int:
 
 def _decoding(plain: Plain) -> tuple[Ints, Ints]:
     """The rows that decode, and how many tokens each has made."""
-    heap = column(sorted(plain.decodes)[:-1])
-    rows = heap & ROW_MASK
-    return rows, plain.columns()[2][rows] - ((heap >> ROW_BITS) - plain.steps)
+    heap = sorted(plain.decodes)[
+        :-1
+    ]  # after some 8 million steps its numbers are wider than a column's 64 bits
+    rows = column([entry & ROW_MASK for entry in heap])
+    ends = column([entry >> ROW_BITS for entry in heap])
+    return rows, plain.columns()[2][rows] - (ends - plain.steps)
 
 
 def _begun_and_first(plain: Plain, n: int) -> tuple[Ints, Ints]:

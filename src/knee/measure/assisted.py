@@ -21,6 +21,9 @@ differ from its model by the same factor everywhere."""
 
 NEAR = 0.25
 LEAST = 0.003
+FLOOR = 0.005
+"""Relative error that no interval goes below: a fitted model's curve is never quite the server's."""
+
 PRIOR = 0.06
 FIRST_REQUESTS = 12_000
 MOST, MOST_PLAIN = 4.0, 40.0
@@ -84,7 +87,7 @@ def assisted_estimate(
     middle = sum(w * k for w, k in zip(weights, knees, strict=True)) / total
     scatter = sum(w * (k - middle) ** 2 for w, k in zip(weights, knees, strict=True))
     misfit = scatter / (len(knees) - 1) if len(knees) > 1 else 1.0
-    error = math.hypot(math.sqrt(max(1.0, misfit) / total), long_run.error)
+    error = math.hypot(math.sqrt(max(1.0, misfit) / total), long_run.error, FLOOR)
     reach = student_quantile((1 + confidence) / 2, max(one.degrees for one in shifts)) * error
     return Assisted(
         estimate=Estimate(

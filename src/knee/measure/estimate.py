@@ -50,7 +50,7 @@ def plain_estimate(trials: Sequence[Trial], slo: Slo, capacity: float, confidenc
 
 def ceiling_of(trials: Sequence[Trial], capacity: float) -> float:
     """The capacity, corrected by what was served without growth: a rate that held cannot be above it."""
-    served = [trial.point.served_rate for trial in trials if not trial.growth.grows]
+    served = [trial.point.served_rate for trial in trials if trial.growth.score < 1]
     return max([capacity, *served])
 
 

@@ -71,7 +71,9 @@ class Evidence:
     def first_rate(self) -> float:
         """Where to begin: somewhat below the model's knee, or below the capacity where there is no model."""
         assert self.burst is not None
-        return 0.95 * self.long_run.knee if self.long_run else 0.8 * self.burst.capacity
+        if self.long_run is None:
+            return 0.8 * self.burst.capacity
+        return 0.95 * min(self.long_run.knee, self.burst.capacity)
 
     def add_light(self, offer: Offer, measured: Measured) -> None:
         """Requests one at a time."""

@@ -129,8 +129,7 @@ class Search:
 
     def _add_idle(self, step: Step, measured: Measured) -> None:
         """Unloaded latencies. An idle server may be slow just because it idles: it gets a second chance."""
-        if step.phase == "light":
-            self.evidence.add_light(step.offer, measured)
+        self.evidence.add_light(step.offer, measured)
         broken = breaks_idle(measured, self.slo)
         if not broken:
             self._phase = "burst"
@@ -196,7 +195,9 @@ class Search:
                 self.reason, self._ending = "", self.reason
             return step
         half_width = found.half_width if found else math.inf
-        long = self.evidence.profile.requests_for(FIRST_ERROR)
+        # Without a model nothing pairs the arrivals' chance away: it takes more of them.
+        error = FIRST_ERROR if self.evidence.model is not None else FIRST_ERROR / 2
+        long = self.evidence.profile.requests_for(error)
         if half_width > CLOSE and self._done.count("probe") < MOST_PROBES and "long" not in self._done:
             return self._offer("probe", found, long * PROBE_SHARE * (1 + self._done.count("probe")))
         if "long" in self._done:
@@ -219,8 +220,9 @@ class Search:
         return ""
 
     def _beyond(self, found: Estimate) -> Step | None:
-        """A short point above the interval, unless a point broke already or there is no room for it."""
-        broke = any(trial.point.holds is False or trial.growth.grows for trial in self.trials)
+        """A short point above the interval, unless one broke there already or there is no room for it."""
+        above = [trial for trial in self.trials if trial.offer.rate > found.high]
+        broke = any(trial.point.holds is False or trial.growth.grows for trial in above)
         if broke or len(self.trials) >= self.budget.points:
             return None
         requests = self.evidence.profile.requests_for(BEYOND / 5)

@@ -50,19 +50,39 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-def search_knee(target: Target, search: Search, recorder: Recorder) -> Sweep:
+def search_knee(
+    target: Target, search: Search, recorder: Recorder, kept: Sequence[tuple[Measured, Point]] = ()
+) -> Sweep:
     """Measure what `search` asks for until it is over, the target is lost, or Ctrl-C.
 
     Between points the target is left to become idle. Each point is appended to the run directory when it is
-    finished.
+    finished. `kept` are points of a run that is resumed: the search hears of them as it did then.
     """
     points: list[Point] = []
+    for measured, point in kept:
+        step = search.next_step()
+        if step is None:
+            break
+        search.add(msgspec.structs.replace(step, offer=offer_of(point, step.offer)), measured, point)
+        points.append(point)
     while (step := search.next_step()) is not None:
         measured, point = _measure(target, step, search.slo, recorder, points)
         search.add(step, measured, point)
         if (ended := _ended(target, point, points)) is not None:
             return msgspec.structs.replace(ended, knee=search.knee())
     return Sweep(points=tuple(points), knee=search.knee())
+
+
+def offer_of(point: Point, like: Offer) -> Offer:
+    """The offer that `point` came from, as far as it was judged; the rest as in `like`."""
+    return msgspec.structs.replace(
+        like,
+        rate=point.rate,
+        seed=point.seed,
+        warmup_ns=point.window_start_ns,
+        window_ns=max(1, point.window_end_ns - point.window_start_ns),
+        max_concurrency=point.max_concurrency,
+    )
 
 
 def sweep_offers(target: Target, offers: Sequence[Offer], slo: Slo, recorder: Recorder) -> Sweep:

@@ -12,6 +12,9 @@ _RATES = 601
 _SLOPES = np.exp(np.linspace(math.log(2), math.log(2000), 61))
 _SLOPE_SPREAD = 1.0
 _REACH = 0.25
+_CEILING_ERROR = 0.03
+_TRUST = 0.5
+"""The weight of a point: its independent samples are themselves counted from few clusters."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,16 +87,26 @@ def _posterior(
     log_prior = _log_prior(grid, allowed, math.log(ceiling))
     total: Floats = log_prior
     for point in points:
-        logit = _logit(allowed) + _SLOPES[None, :] * (math.log(point.rate) - grid[:, None])
-        deviance = _deviance(point, logit)
-        degrees = max(3.0, min(point.degrees, 30.0))
-        weight = 1.0
+        distance = math.log(point.rate) - grid
+        law = _deviance(point, _logit(allowed) + _SLOPES[None, :] * distance[:, None])
+        # Far away the law may fail, but what held still lies below the crossing, and what broke above.
+        at_bound = _deviance(point, np.array(_logit(allowed)))
+        contradicts = (distance > 0) == (point.share < allowed)
+        side = np.where(contradicts, at_bound, 0.0)[:, None]
+        local = 1.0
         if centre is not None:
-            weight = math.exp(-0.5 * ((math.log(point.rate) - centre) / _REACH) ** 2)
-        total -= weight * (degrees + 1) / 2 * np.log1p(deviance / degrees)
+            local = math.exp(-0.5 * ((math.log(point.rate) - centre) / _REACH) ** 2)
+        total -= _TRUST * (local * _log_odds(law, point) + (1 - local) * _log_odds(side, point))
     found: Floats = np.exp(total - total.max())
     found /= found.sum()
     return found
+
+
+def _log_odds(deviance: Floats, point: Seen) -> Floats:
+    """The log likelihood lost to a deviance, with Student tails for a variance that is itself estimated."""
+    degrees = max(3.0, min(point.degrees, 30.0))
+    lost: Floats = (degrees + 1) / 2 * np.log1p(deviance / degrees)
+    return lost
 
 
 def _log_prior(grid: Floats, allowed: float, ceiling: float) -> Floats:
@@ -102,7 +115,7 @@ def _log_prior(grid: Floats, allowed: float, ceiling: float) -> Floats:
     expected = np.log(np.clip(-math.log(allowed) / room, 5, 300))
     slopes = -0.5 * ((np.log(_SLOPES)[None, :] - expected[:, None]) / _SLOPE_SPREAD) ** 2
     above = np.maximum(0.0, grid - ceiling)
-    prior: Floats = slopes - 0.5 * (above / 0.08)[:, None] ** 2
+    prior: Floats = slopes - 0.5 * (above / _CEILING_ERROR)[:, None] ** 2
     return prior
 
 
