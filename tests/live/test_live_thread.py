@@ -21,7 +21,7 @@ pytestmark = pytest.mark.live
 
 SLO = "ttft p95 < 500ms, itl p99 < 60ms"
 LOAD = ["--prompt", "128", "--output", "32"]
-BUDGET = ["--precision", "8%", "--server-time", "8m", "--clients", "32"]
+BUDGET = ["--precision", "8%", "--server-time", "5m", "--clients", "32", "--realtime"]
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
@@ -44,7 +44,9 @@ def test_from_the_log_to_the_knee(
     for seed in ("1", "2"):
         out = tmp_path / f"sweep-{seed}"
         code, found = told(
-            capsys, "sweep", server.url, "--slo", SLO, *LOAD, *BUDGET, "--seed", seed, "--out", str(out)
+            capsys,
+            *("sweep", server.url, "--slo", SLO, *LOAD, *BUDGET),
+            *("--seed", seed, "--server-log", str(server.log), "--out", str(out)),
         )
         assert code == 0
         knee = found["sweep"]["knee"]

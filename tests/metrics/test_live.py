@@ -100,7 +100,7 @@ def test_a_scrape_that_fails_on_the_way_is_missed() -> None:
 
 @pytest.mark.parametrize(
     ("status", "body", "says"),
-    [(401, "", "wants a key"), (404, "", "404"), (500, "", "500"), (200, "<html>", "not a metrics page")],
+    [(401, "", "wants a key"), (404, "", "404"), (500, "", "500"), (200, "<html>", "no metrics page")],
 )
 def test_servers_that_cannot_be_used(status: int, body: str, says: str) -> None:
     with server(lambda *_: (status, body)) as url, pytest.raises(TargetError, match=says):

@@ -140,8 +140,8 @@ def test_engines_stand_in_the_order_of_their_numbers() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "not a metrics page"),
-        ("<html><body>404</body></html>", "not a metrics page"),
+        ("", "no metrics page"),
+        ("<html><body>404</body></html>", "no metrics page"),
         ("sglang:num_running_reqs 3", "metrics of sglang"),
         ("python_info 1\nprocess_cpu_seconds_total 3", "none of vLLM"),
     ],

@@ -102,7 +102,7 @@ def test_pages_of_one_instant_are_refused(tmp_path: Path) -> None:
     ("content", "says"),
     [
         ("", "is empty"),
-        ("hello\nworld\n", "not a metrics page"),
+        ("hello\nworld\n", "no metrics page"),
         ("INFO 01-01 started\n", "every ten seconds"),
     ],
 )

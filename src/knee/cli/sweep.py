@@ -60,6 +60,10 @@ def sweep(
     metrics: to.MetricsOption = None,
     timeout: to.TimeoutOption = "10m",
     workers: to.WorkersOption = 1,
+    realtime: to.RealtimeOption = False,
+    server_log: Annotated[
+        Path | None, typer.Option(help="The server's start-up log: its flags tell the diagnosis more.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory to write; runs/sweep-N if left out.")
     ] = None,
@@ -75,6 +79,7 @@ def sweep(
     are for --rates; a search chooses its own. Exit code 0 with a knee, 1 where the SLO holds at no rate or a
     given rate breaks it, 5 where no interval was found, 6 where the server was lost.
     """
+    from knee.core.run import open_run
     from knee.measure.live import connect
     from knee.measure.search import Search
     from knee.measure.single import live_point
@@ -93,9 +98,13 @@ def sweep(
     offers = [load.offer_from(msgspec.structs.replace(flags, rate=rate)) for rate in chosen]
     connection = to.connection_from(
         url, model=model, endpoint=endpoint, body=body, headers=header, key_file=api_key_file,
-        metrics=metrics, timeout=timeout,
+        metrics=metrics, timeout=timeout, realtime=realtime,
     )  # fmt: skip
+    if resume is not None:
+        open_run(resume)
+    known = _flags_in(server_log)
     target = connect(connection, workers=workers)
+    target.flags = known
     kept: list[tuple[Measured, Point]] = []
     if resume is not None:
         spec, objectives, seed, kept = _reopen_run(resume, target)
@@ -112,6 +121,25 @@ def sweep(
     else:
         found = search_knee(target, search, recorder, kept)
     return _conclude(found, target, objectives, run, as_json)
+
+
+def _flags_in(server_log: Path | None) -> dict[str, str]:
+    """The flags that a start-up log shows, and the KV cache it found.
+
+    Raises:
+        InputError: there is no such log, or it is none of vLLM.
+    """
+    from knee.core.errors import InputError
+    from knee.fit.log import read_log
+    from knee.fit.server_flags import known_flags
+
+    if server_log is None:
+        return {}
+    try:
+        with server_log.open("rb") as stream:
+            return known_flags(read_log(stream, str(server_log)))
+    except OSError as error:
+        raise InputError(f"{server_log} cannot be read: {error.strerror}") from error
 
 
 def _conclude(found: "Sweep", target: "LiveTarget", slo: Slo, run: Path, as_json: bool) -> int:
@@ -132,6 +160,7 @@ def _conclude(found: "Sweep", target: "LiveTarget", slo: Slo, run: Path, as_json
     if found.ended == "interrupted":
         log(f"knee: interrupted at point {len(found.points)}; the points are kept in {run}")
         return EXIT_INTERRUPTED
+    _write_page(run, found, diagnosis, target, slo)
     result = SweepResult(sweep=found, diagnosis=diagnosis, run=str(run))
     show(result, as_json, lambda: _render(result, slo))
     return _exit_code(found)
@@ -229,6 +258,26 @@ def _diagnose(found: "Sweep", target: "LiveTarget", slo: Slo) -> "Diagnosis | No
     except NoAnswer as error:
         log(f"no diagnosis: {error}")
         return None
+
+
+def _write_page(
+    run: Path, found: "Sweep", diagnosis: "Diagnosis | None", target: "LiveTarget", slo: Slo
+) -> None:
+    from knee.core.run import open_run
+    from knee.diagnose.text import verdict_lines
+    from knee.report.page import Page, render_page, run_settings
+
+    plan = open_run(run)
+    page = Page(
+        title=f"knee sweep of {target.describe().name}",
+        sweeps=(("measured", found.points),),
+        slo=slo,
+        knee=found.knee,
+        verdict_lines=tuple(verdict_lines(diagnosis)) if diagnosis else (),
+        settings=run_settings(plan, found.points),
+        seed=str(plan["seed"]),
+    )
+    (run / "report.html").write_text(render_page(page), encoding="utf-8")
 
 
 def _render(result: SweepResult, slo: Slo) -> "Group":

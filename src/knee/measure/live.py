@@ -92,6 +92,8 @@ class LiveTarget:
         self.workers = workers
         self.collect: list[RequestRecord] | None = None
         """Where given, every finished request is appended here."""
+        self.flags: dict[str, str] = {}
+        """The server's flags, where somebody knows them: no server tells."""
         self.notes = served.notes
         """Remarks on the server that a report should carry."""
         self.progress: Progress | None = None
@@ -104,6 +106,7 @@ class LiveTarget:
             simulated=False,
             version=self._served.version,
             model=self._served.model,
+            flags=self.flags,
         )
 
     def measure(self, offer: Offer, watch: Watch | None = None) -> Measured:

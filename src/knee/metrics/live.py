@@ -10,6 +10,7 @@ from knee.core.errors import InputError, KneeError, TargetError
 from knee.core.snapshot import Snapshot
 from knee.core.units import s_to_ns
 from knee.http1.client import Answer, Client, private_loop
+from knee.http1.origin import parse_origin
 from knee.metrics.asking import About, ask, remark_on
 from knee.metrics.normalise import parse_page
 
@@ -29,7 +30,12 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def base_url(url: str) -> str:
-    """The server's address: a URL that people copied may end in /metrics, /v1 or a slash."""
+    """The server's address: a URL that people copied may end in /metrics, /v1 or a slash.
+
+    Raises:
+        UsageError: it is no URL.
+    """
+    parse_origin(url)
     plain = url.rstrip("/")
     for ending in ("/metrics", "/v1", "/health"):
         plain = plain.removesuffix(ending)
@@ -126,5 +132,9 @@ def _check(answer: Answer) -> None:
         raise TargetError(
             f"{answer.url} answers 404", "this is no vLLM server, or its /metrics has another path"
         )
+    if answer.status == 503:
+        raise TargetError(
+            f"{answer.url} answers 503: it is not ready", "it is loading, draining or full; look at its log"
+        )
     if answer.status != 200:
-        raise TargetError(f"{answer.url} answers {answer.status}")
+        raise TargetError(f"{answer.url} answers {answer.status}", "look at the server's log")

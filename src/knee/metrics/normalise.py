@@ -185,7 +185,7 @@ def _no_engine(page: Page, source: str) -> InputError:
     names = {name.split(":")[0] for name, _, _ in page.samples if ":" in name}
     if not page.samples:
         return InputError(
-            f"{where} is not a metrics page", "give the text that http://HOST:PORT/metrics returns"
+            f"{where} gives no metrics page", "a vLLM server has one at http://HOST:PORT/metrics"
         )
     if names:
         return InputError(
