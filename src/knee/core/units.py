@@ -14,11 +14,12 @@ _UNIT_NS = {
     "ms": NS_PER_MS,
     "s": NS_PER_S,
     "m": 60 * NS_PER_S,
+    "min": 60 * NS_PER_S,
     "h": 3600 * NS_PER_S,
 }
 _SHOWN = (
     ("h", 7200 * NS_PER_S),
-    ("m", 120 * NS_PER_S),
+    ("min", 120 * NS_PER_S),
     ("s", NS_PER_S),
     ("ms", NS_PER_MS),
     ("us", NS_PER_US),
@@ -40,7 +41,7 @@ def parse_duration_ns(text: str, default_unit: str | None = "s") -> int:
     unit = (found.group(2) or default_unit) if found else None
     if found is None or unit is None:
         raise UsageError(f"not a duration: {text!r}", "write a number with a unit: 60ms, 1.5s, 20m")
-    unit = {"µs": "us", "min": "m"}.get(unit, unit)
+    unit = {"µs": "us"}.get(unit, unit)
     return round(float(found.group(1)) * _UNIT_NS[unit])
 
 
