@@ -9,7 +9,7 @@ from knee.core.slo import Slo
 from knee.engine.plain import is_plain
 from knee.measure.estimate import Estimate
 from knee.measure.longrun import LongRun, Shares, long_run_knee, long_run_shares, sharpen
-from knee.measure.model import UNBOUNDED_BLOCKS, Model
+from knee.measure.model import Model
 from knee.measure.paired import Shift, find_shift, less_extra
 from knee.measure.trial import Trial
 from knee.stats.distributions import student_quantile
@@ -54,7 +54,8 @@ def model_knee(model: Model, workload: Workload, slo: Slo, guess: float, error: 
         found = long_run_knee(shares(FIRST_REQUESTS), adjusted, guess)
     except ValueError:
         return None
-    plain = is_plain(model.config) and model.config.num_gpu_blocks >= UNBOUNDED_BLOCKS
+    roomy = model.config.kv_tokens >= model.config.max_num_seqs * model.config.max_model_len
+    plain = roomy and is_plain(model.config)
     requests = round(FIRST_REQUESTS * min(MOST_PLAIN if plain else MOST, (found.error / error) ** 2))
     if requests <= 1.5 * FIRST_REQUESTS:
         return found

@@ -78,13 +78,13 @@ class Evidence:
     def add_light(self, offer: Offer, measured: Measured) -> None:
         """Requests one at a time."""
         self._light = (offer, measured.observed)
-        self._snapshots = list(measured.snapshots[-1:])
+        self._snapshots = _telling(measured)
 
     def add_burst(self, offer: Offer, measured: Measured) -> bool:
         """A closed-loop burst; whether it shows a capacity at all."""
         self._clients = offer.max_concurrency or 0
         self._burst_seen = measured.observed
-        self._snapshots += measured.snapshots[-1:]
+        self._snapshots += _telling(measured)
         self.burst = read_burst(measured.observed, self.profile.output_tokens)
         if self.burst is not None:
             self._refit(self.burst, COARSE)
@@ -129,3 +129,8 @@ class Evidence:
         self.model = model.with_extra(unloaded_ttft_ms(light) - unloaded)
         guess = self.long_run.knee if self.long_run else 0.9 * burst.capacity
         self.long_run = model_knee(self.model, self.workload, self.slo, guess, error)
+
+
+def _telling(measured: Measured) -> "list[Snapshot]":
+    """The snapshots of a run that say how the engine was started; the others are only looks at its gauges."""
+    return [one for one in measured.snapshots if any(engine.info for engine in one.engines.values())][:1]
