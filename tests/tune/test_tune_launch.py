@@ -64,7 +64,7 @@ def test_a_start_that_runs_out_of_memory_says_so(tmp_path: Path) -> None:
 def test_a_server_that_never_gets_ready_is_given_up_and_killed_with_its_children(tmp_path: Path) -> None:
     watched = local(write_vllm(tmp_path, never=True, stubborn=True), ready_within="2s", stop_within="1s")
     with (
-        pytest.raises(StartFailed, match=r"not ready after 2\S* s; its last line: .*Loading weights"),
+        pytest.raises(StartFailed, match=r"not ready after \S+ s; its last line: .*Loading weights"),
         watched.launcher.server({}, tmp_path / "log", watched.said.append),
     ):
         pass
@@ -82,6 +82,23 @@ def test_an_error_in_the_block_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert not members(watched.groups[0].pid)
+
+
+def test_an_interrupt_at_the_very_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    watched = local(write_vllm(tmp_path))
+
+    def interrupted_at_once(group: Group) -> None:
+        watched.groups.append(group)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    launcher = ProcessLauncher(watched.launcher._server, interrupted_at_once)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        launcher.server({}, tmp_path / "log", watched.said.append),
+    ):
+        pytest.fail("the interrupt came too late")
+    assert not members(watched.groups[0].pid)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_interrupt_while_it_stops_kills_what_is_left(tmp_path: Path) -> None:

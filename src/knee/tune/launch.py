@@ -27,7 +27,7 @@ from knee.tune.config import (
     flag_arguments,
 )
 from knee.tune.gpu import free_again, memory_used
-from knee.tune.process import Group, Process
+from knee.tune.process import Group, Process, held
 from knee.tune.server import Launcher, Running, Say, StartFailed
 from knee.tune.simulated import SimulatedLauncher
 from knee.tune.startup import check_free, death_of, failure_of, report_of, wait_ready
@@ -72,16 +72,19 @@ class ProcessLauncher:
         check_free(plan.ready)
         say(f"  starting: {shlex.join(plan.start)}")
         before = memory_used()
-        process = Process(plan.start, log, self._server.environment)
+        process: Process | None = None
         try:
-            self._started(process.group)
+            with held():
+                process = Process(plan.start, log, self._server.environment)
+                self._started(process.group)
             startup_s = wait_ready(
                 process, plan.ready, log, within_s=plan.ready_s, say=say, detached=plan.detached
             )
             say(f"  ready after {startup_s:.0f} s")
             yield self._found(plan, flags, log, startup_s)
         finally:
-            _stop(plan, process, log)
+            if process is not None:
+                _stop(plan, process, log)
             if before is not None and not free_again(before):
                 say("  note: the GPU's memory did not become free again")
 

@@ -1,9 +1,11 @@
 """A command in a process group of its own, and its end: SIGTERM, then SIGKILL, then nothing is left."""
 
+import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,7 @@ from knee.core.clock import RealClock
 from knee.core.errors import UsageError
 
 POLL_S = 0.1
+HELD = (signal.SIGINT, signal.SIGTERM)
 KILL_WAIT_S = 10.0
 
 
@@ -55,6 +58,27 @@ class Process:
     def stop(self, within_s: float) -> None:
         """End the whole group: see `stop_group`."""
         stop_group(self.group.pid, within_s, self._process)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until the block is over, where they raise KeyboardInterrupt.
+
+    A process that was started and is not yet known to anybody would otherwise be left behind. The child
+    starts with the usual handling of both. Only the main thread receives signals; elsewhere this is nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in HELD}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def stop_group(pid: int, within_s: float, leader: "subprocess.Popen[bytes] | None" = None) -> None:
