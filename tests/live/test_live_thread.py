@@ -27,7 +27,8 @@ BUDGET = ["--precision", "8%", "--server-time", "5m", "--clients", "32", "--real
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
     code = run([*arguments, "--json"])
     said = capsys.readouterr()
-    print(said.err)
+    with capsys.disabled():
+        print(said.err)
     return code, json.loads(said.out)
 
 

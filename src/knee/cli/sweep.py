@@ -9,29 +9,20 @@ import typer
 from knee.cli import load_options as load
 from knee.cli import target_options as to
 from knee.cli.app import JsonOption, log, show
+from knee.cli.sweep_view import SweepResult, render_sweep, tell, told, write_page
 from knee.core.errors import EXIT_INTERRUPTED, EXIT_NEGATIVE, EXIT_OK, NoAnswer, TargetLost, UsageError
 from knee.core.slo import Slo, parse_slo
 
 if TYPE_CHECKING:
-    from rich.console import Group
-
     from knee.core.point import Point
     from knee.diagnose.verdict import Diagnosis
-    from knee.measure.budget import Budget, Step
+    from knee.measure.budget import Budget
     from knee.measure.live import LiveTarget
     from knee.measure.sweep import Sweep
     from knee.measure.target import Measured
     from knee.workload.spec import Workload
 
 MOST_RATES = 50
-
-
-class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep prints as JSON."""
-
-    sweep: "Sweep"
-    diagnosis: "Diagnosis | None"
-    run: str
 
 
 def sweep(
@@ -115,7 +106,7 @@ def sweep(
     search = Search(
         spec, objectives, seed=seed, budget=budget, clients=clients, flags=target.describe().flags
     )
-    recorder = Recorder(make_point=live_point, run=run, tell=_tell, told=_told)
+    recorder = Recorder(make_point=live_point, run=run, tell=tell, told=told)
     if offers:
         found = sweep_offers(target, offers, objectives, recorder)
     else:
@@ -160,9 +151,9 @@ def _conclude(found: "Sweep", target: "LiveTarget", slo: Slo, run: Path, as_json
     if found.ended == "interrupted":
         log(f"knee: interrupted at point {len(found.points)}; the points are kept in {run}")
         return EXIT_INTERRUPTED
-    _write_page(run, found, diagnosis, target, slo)
+    write_page(run, found, diagnosis, target, slo)
     result = SweepResult(sweep=found, diagnosis=diagnosis, run=str(run))
-    show(result, as_json, lambda: _render(result, slo))
+    show(result, as_json, lambda: render_sweep(result, slo))
     return _exit_code(found)
 
 
@@ -226,30 +217,6 @@ def _reopen_run(run: Path, target: "LiveTarget") -> "tuple[Workload, Slo, int, l
     return msgspec.convert(plan["workload"], Workload), msgspec.convert(plan["slo"], Slo), plan["seed"], kept
 
 
-def _tell(step: "Step") -> None:
-    from knee.core.units import format_duration
-
-    offer = step.offer
-    load_ = f"{offer.rate:.4g} req/s" if offer.max_concurrency is None else f"{offer.max_concurrency} clients"
-    longest = format_duration(offer.warmup_ns + offer.window_ns + offer.drain_ns)
-    log(f"{step.phase}: {load_}, {longest} at most ({step.why})")
-
-
-def _told(step: "Step", point: "Point") -> None:
-    from knee.core.units import format_duration
-    from knee.report.points import percentile, verdict
-
-    seen = ", ".join(
-        f"{name} {percentile(summary, share)} ms"
-        for name, summary, share in (
-            ("TTFT p95", point.ttft_ms, "p95"),
-            ("ITL p99", point.itl_ms, "p99"),
-        )
-    )
-    said = verdict(point) if step.offer.max_concurrency is None else ""
-    log(f"  {point.ok} of {point.offered} ok, {seen}; took {format_duration(point.spent_ns)} {said}")
-
-
 def _diagnose(found: "Sweep", target: "LiveTarget", slo: Slo) -> "Diagnosis | None":
     from knee.diagnose.runs import diagnose_points
 
@@ -258,41 +225,6 @@ def _diagnose(found: "Sweep", target: "LiveTarget", slo: Slo) -> "Diagnosis | No
     except NoAnswer as error:
         log(f"no diagnosis: {error}")
         return None
-
-
-def _write_page(
-    run: Path, found: "Sweep", diagnosis: "Diagnosis | None", target: "LiveTarget", slo: Slo
-) -> None:
-    from knee.core.run import open_run
-    from knee.diagnose.text import verdict_lines
-    from knee.report.page import Page, render_page, run_settings
-
-    plan = open_run(run)
-    page = Page(
-        title=f"knee sweep of {target.describe().name}",
-        sweeps=(("measured", found.points),),
-        slo=slo,
-        knee=found.knee,
-        verdict_lines=tuple(verdict_lines(diagnosis)) if diagnosis else (),
-        settings=run_settings(plan, found.points),
-        seed=str(plan["seed"]),
-    )
-    (run / "report.html").write_text(render_page(page), encoding="utf-8")
-
-
-def _render(result: SweepResult, slo: Slo) -> "Group":
-    from rich.console import Group
-    from rich.text import Text
-
-    from knee.diagnose.text import verdict_lines
-    from knee.report.points import knee_chart, knee_lines, points_table
-
-    found = result.sweep
-    open_loop = [point for point in found.points if point.max_concurrency is None]
-    lines = knee_lines(found.knee) if found.knee else []
-    lines += verdict_lines(result.diagnosis) if result.diagnosis else []
-    chart = Text(knee_chart([("measured", open_loop)], slo))
-    return Group(points_table(open_loop), "", chart, "", *map(Text, lines), Text(f"run: {result.run}"))
 
 
 def _exit_code(found: "Sweep") -> int:

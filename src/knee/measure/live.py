@@ -92,8 +92,7 @@ class LiveTarget:
         self.workers = workers
         self.collect: list[RequestRecord] | None = None
         """Where given, every finished request is appended here."""
-        self.flags: dict[str, str] = {}
-        """The server's flags, where somebody knows them: no server tells."""
+        self.flags: dict[str, str] = {}  # where somebody knows them: no server tells
         self.notes = served.notes
         """Remarks on the server that a report should carry."""
         self.progress: Progress | None = None

@@ -1,0 +1,89 @@
+"""What a sweep says while it runs and when it ends."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from knee.cli.app import log
+from knee.core.slo import Slo
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from knee.core.point import Point
+    from knee.diagnose.verdict import Diagnosis
+    from knee.measure.budget import Step
+    from knee.measure.live import LiveTarget
+    from knee.measure.sweep import Sweep
+
+
+class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sweep prints as JSON."""
+
+    sweep: "Sweep"
+    diagnosis: "Diagnosis | None"
+    run: str
+
+
+def tell(step: "Step") -> None:
+    """Say what is measured next, on stderr."""
+    from knee.core.units import format_duration
+
+    offer = step.offer
+    load_ = f"{offer.rate:.4g} req/s" if offer.max_concurrency is None else f"{offer.max_concurrency} clients"
+    longest = format_duration(offer.warmup_ns + offer.window_ns + offer.drain_ns)
+    log(f"{step.phase}: {load_}, {longest} at most ({step.why})")
+
+
+def told(step: "Step", point: "Point") -> None:
+    """Say what came of it, on stderr."""
+    from knee.core.units import format_duration
+    from knee.report.points import percentile, verdict
+
+    seen = ", ".join(
+        f"{name} {percentile(summary, share)} ms"
+        for name, summary, share in (
+            ("TTFT p95", point.ttft_ms, "p95"),
+            ("ITL p99", point.itl_ms, "p99"),
+        )
+    )
+    said = verdict(point) if step.offer.max_concurrency is None else ""
+    log(f"  {point.ok} of {point.offered} ok, {seen}; took {format_duration(point.spent_ns)} {said}")
+
+
+def write_page(
+    run: Path, found: "Sweep", diagnosis: "Diagnosis | None", target: "LiveTarget", slo: Slo
+) -> None:
+    """Leave the run as a page, `report.html`, in its directory."""
+    from knee.core.run import open_run
+    from knee.diagnose.text import verdict_lines
+    from knee.report.page import Page, render_page, run_settings
+
+    plan = open_run(run)
+    page = Page(
+        title=f"knee sweep of {target.describe().name}",
+        sweeps=(("measured", found.points),),
+        slo=slo,
+        knee=found.knee,
+        verdict_lines=tuple(verdict_lines(diagnosis)) if diagnosis else (),
+        settings=run_settings(plan, found.points),
+        seed=str(plan["seed"]),
+    )
+    (run / "report.html").write_text(render_page(page), encoding="utf-8")
+
+
+def render_sweep(result: SweepResult, slo: Slo) -> "Group":
+    """The table, the curves, the knee and what binds there."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from knee.diagnose.text import verdict_lines
+    from knee.report.points import knee_chart, knee_lines, points_table
+
+    found = result.sweep
+    open_loop = [point for point in found.points if point.max_concurrency is None]
+    lines = knee_lines(found.knee) if found.knee else []
+    lines += verdict_lines(result.diagnosis) if result.diagnosis else []
+    chart = Text(knee_chart([("measured", open_loop)], slo))
+    return Group(points_table(open_loop), "", chart, "", *map(Text, lines), Text(f"run: {result.run}"))
