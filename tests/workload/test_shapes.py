@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from knee.core.errors import UsageError
@@ -106,6 +106,7 @@ def test_load_that_ends_at_nothing_ends() -> None:
     ),
     due=st.lists(st.floats(0, 500), min_size=1, max_size=50),
 )
+@example(stages=[Stage(seconds=4.0, start=0.0, end=1.0)], due=[5e-324])
 @settings(max_examples=200, deadline=None)
 def test_the_bend_inverts_the_integral_of_the_rate(stages: list[Stage], due: list[float]) -> None:
     bent = warp(tuple(stages))(np.array(due))

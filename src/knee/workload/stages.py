@@ -44,7 +44,8 @@ def warp(stages: tuple[Stage, ...]) -> Warp:
         root = np.sqrt(np.maximum(first[stage] ** 2 + 2 * slope[stage] * more, 0.0))
         with np.errstate(divide="ignore", invalid="ignore"):
             inside = 2 * more / (first[stage] + root)
-        return begins[stage] + np.where(more == 0, 0.0, inside)
+        at_once = (more == 0) | ((root == 0) & (slope[stage] > 0))  # too little to tell from nothing
+        return begins[stage] + np.where(at_once, 0.0, inside)
 
     return to_clock
 
