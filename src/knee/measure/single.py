@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from knee.core.clock import RealClock
 from knee.core.errors import InputError
 from knee.core.point import Point
-from knee.core.run import MANIFEST, POINTS, SNAPSHOTS, append_lines, create_run, write_atomically
+from knee.core.run import MANIFEST, create_run, write_atomically
 from knee.core.slo import Slo
 from knee.measure.live import LiveTarget
 from knee.measure.point import make_point
+from knee.measure.sweep import keep_point
 from knee.measure.target import Measured, Offer
 from knee.measure.validity import check_validity
 from knee.measure.vllm_result import vllm_result
@@ -42,11 +41,7 @@ def measure_point(
     measured = target.measure(offer)
     point = live_point(measured, offer, slo)
     if run is not None:
-        append_lines(run / POINTS, [point])
-        append_lines(
-            run / SNAPSHOTS,
-            [{"point": 0, **msgspec.to_builtins(snapshot)} for snapshot in measured.snapshots],
-        )
+        keep_point(run, 0, point, measured)
         write_atomically(run / MANIFEST, {"ended": point.stopped or "complete", "points": 1})
     if result is not None:
         arrivals = offer.workload.arrivals
