@@ -9,9 +9,9 @@ from knee.core.slo import Objective, Slo
 from knee.core.snapshot import Snapshot
 from knee.engine.config import EngineConfig, StepCost
 from knee.engine.plain import is_plain
-from knee.measure.fitting import StepFit
-from knee.measure.longrun import LongRun, Shares, long_run_knee, long_run_shares, sharpen
-from knee.measure.model import Model
+from knee.measure.model.fitting import StepFit
+from knee.measure.model.longrun import LongRun, Shares, long_run_knee, long_run_shares, sharpen
+from knee.measure.model.replay import Model
 from knee.measure.samples import Stretch, latency_samples
 from knee.measure.simulated import SimulatedTarget
 from knee.measure.target import Measured, Offer, TargetInfo, Watch

@@ -18,8 +18,8 @@ def knee_client(asked: dict[str, Any]) -> dict[str, Any]:
     """One point by our own load generator; with `stamps`, every chunk's arrival against its write."""
     from knee.core.slo import Slo
     from knee.core.units import NS_PER_MS, NS_PER_S
-    from knee.measure.exchange import StreamExchange
-    from knee.measure.live import Connection, connect
+    from knee.measure.client.exchange import StreamExchange
+    from knee.measure.client.live import Connection, connect
     from knee.measure.single import live_point
     from knee.measure.target import Offer
     from knee.workload.spec import Lengths, Workload
@@ -130,8 +130,8 @@ def vllm_client(asked: dict[str, Any]) -> dict[str, Any]:
 def memory_client(asked: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - every client takes the same
     """A million streams of 20 chunks entered in the books, without a network."""
     from bench._truth_server import PREFIX, SUFFIX
-    from knee.measure.books import Books
-    from knee.measure.exchange import StreamExchange
+    from knee.measure.client.books import Books
+    from knee.measure.client.exchange import StreamExchange
 
     chunks = [PREFIX + b"12345678901234567" + SUFFIX % (32, i + 1) for i in range(20)]
     headers = [(b"content-type", b"text/event-stream")]

@@ -12,9 +12,9 @@ import numpy as np
 from bench._drawn import Hidden, Server, draw_server, true_knee
 from bench.figure import Figure
 from knee.core.point import Knee
-from knee.measure.budget import Budget
 from knee.measure.point import make_point
-from knee.measure.search import Search
+from knee.measure.search.budget import Budget
+from knee.measure.search.steps import Search
 from knee.measure.simulated import SimulatedTarget
 from knee.measure.target import Offer
 

@@ -21,9 +21,9 @@ import msgspec
 from bench._random_servers import capacity, draw
 from bench.figure import Figure
 from knee.core.clock import ManualClock
-from knee.measure.fitting import StepFit
-from knee.measure.longrun import long_run_knee, long_run_shares
-from knee.measure.model import Model
+from knee.measure.model.fitting import StepFit
+from knee.measure.model.longrun import long_run_knee, long_run_shares
+from knee.measure.model.replay import Model
 from knee.tune.config import Bounds, SimulatedServer, Spend, TuneConfig
 from knee.tune.session import new_session, run_session
 from knee.tune.simulated import engine_of, engine_with

@@ -11,9 +11,9 @@ from knee.core.lock import read_lock
 from knee.core.run import create_run
 from knee.core.slo import parse_slo
 from knee.engine.config import REFERENCE
-from knee.measure.budget import Budget
 from knee.measure.point import make_point
-from knee.measure.search import Search
+from knee.measure.search.budget import Budget
+from knee.measure.search.steps import Search
 from knee.measure.simulated import SimulatedTarget
 from knee.measure.sweep import Recorder, finish, plan_of, search_knee
 from knee.workload.spec import Lengths, Workload

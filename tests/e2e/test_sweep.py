@@ -19,10 +19,10 @@ from knee.core.requests import RequestRecord
 from knee.core.run import PLAN, POINTS, RECORDS, create_run, read_lines, read_manifest
 from knee.core.slo import parse_slo
 from knee.engine.config import REFERENCE, StepCost
-from knee.measure.budget import Budget
-from knee.measure.live import connect
+from knee.measure.client.live import connect
 from knee.measure.point import make_point
-from knee.measure.search import Search
+from knee.measure.search.budget import Budget
+from knee.measure.search.steps import Search
 from knee.measure.sweep import Recorder, search_knee
 from knee.mock.config import MockConfig
 from knee.mock.process import Child, mock_process

@@ -17,8 +17,8 @@ from knee.core.units import NS_PER_S
 from knee.engine.config import EngineConfig, StepCost
 from knee.engine.engine import Engine
 from knee.engine.request import Request
-from knee.measure.calibrate import Calibration, calibrate
-from knee.measure.like import load_calibration, predict_knee
+from knee.measure.model.calibrate import Calibration, calibrate
+from knee.measure.model.like import load_calibration, predict_knee
 from knee.measure.point import make_point
 from knee.measure.recorded import read_recorded
 from knee.measure.simulated import SimulatedTarget

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from knee.core.requests import CENSORED, Ints, column
-from knee.measure import books as module
-from knee.measure.books import Books, merge_alike
+from knee.measure.client import books as module
+from knee.measure.client.books import Books, merge_alike
 
 
 def test_an_entry_is_censored_until_it_is_closed() -> None:

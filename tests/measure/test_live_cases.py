@@ -21,9 +21,9 @@ from knee.core.requests import FAILED, OK, Gaps, column
 from knee.core.slo import Slo
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.http1.failure import name_failure
-from knee.measure.live import Connection, connect
-from knee.measure.memory import quiet_memory
-from knee.measure.ready import Due, make_ready
+from knee.measure.client.live import Connection, connect
+from knee.measure.client.memory import quiet_memory
+from knee.measure.client.ready import Due, make_ready
 from knee.measure.single import live_point
 from knee.workload.spec import Arrivals
 
@@ -46,7 +46,7 @@ def test_a_client_that_cannot_keep_up_says_so(monkeypatch: pytest.MonkeyPatch) -
             time.sleep(0.03)
             yield due
 
-    monkeypatch.setattr("knee.measure.live.make_ready", slow)
+    monkeypatch.setattr("knee.measure.client.live.make_ready", slow)
     asked = offer(rate=60, window_s=0.8)
     got, _ = measured(steady(0.01, 0.001), asked)
     point = live_point(got, asked, Slo(()))

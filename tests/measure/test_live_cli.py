@@ -17,8 +17,8 @@ from knee.core.point import Point
 from knee.core.requests import RequestRecord
 from knee.core.run import open_run, read_lines, read_manifest
 from knee.core.units import NS_PER_S
-from knee.measure.books import Books
-from knee.measure.running import Glance
+from knee.measure.client.books import Books
+from knee.measure.client.running import Glance
 from knee.workload.spec import Prefixes, Stage, Workload
 
 SHARED = Path(__file__).parents[2].parent / "shared"

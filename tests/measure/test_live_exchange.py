@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from knee.core.requests import CENSORED, FAILED, OK, REJECTED
 from knee.core.units import NS_PER_MS
-from knee.measure.books import Books
-from knee.measure.exchange import StreamExchange, chunk_tokens
+from knee.measure.client.books import Books
+from knee.measure.client.exchange import StreamExchange, chunk_tokens
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 MS = NS_PER_MS

@@ -35,8 +35,8 @@ from knee.core.requests import CENSORED, FAILED, NEVER, OK, REJECTED, Observed, 
 from knee.core.run import read_lines
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.http1.pool import Timeouts
-from knee.measure.endpoints import Ask
-from knee.measure.live import Connection, LiveTarget, connect
+from knee.measure.client.endpoints import Ask
+from knee.measure.client.live import Connection, LiveTarget, connect
 from knee.measure.target import Measured, Offer
 from knee.workload.file import load_workload
 from knee.workload.schedule import schedule
@@ -404,7 +404,7 @@ def test_a_client_without_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     """Running out of descriptors is this machine's fault, not the server's."""
     import resource
 
-    monkeypatch.setattr("knee.measure.live.allow_many_files", lambda: None)
+    monkeypatch.setattr("knee.measure.client.live.allow_many_files", lambda: None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with scripted(steady(0.5, 0.1)) as server:
         target = connect(Connection(url=server.url))

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knee.measure.prompts import FRESH_WORDS, TAPE_WORDS, Prompts, Vocabulary, calibrate, plain_vocabulary
-from knee.measure.words import WORDS
+from knee.measure.client.prompts import (
+    FRESH_WORDS,
+    TAPE_WORDS,
+    Prompts,
+    Vocabulary,
+    calibrate,
+    plain_vocabulary,
+)
+from knee.measure.client.words import WORDS
 
 
 class Tokenizer:

@@ -17,11 +17,11 @@ from knee.core.requests import CENSORED, FAILED, OK, REJECTED, RequestRecord
 from knee.core.run import read_lines
 from knee.core.units import NS_PER_S
 from knee.http1.origin import parse_origin
-from knee.measure.books import Books
-from knee.measure.endpoints import Ask, form, head_of
-from knee.measure.live import Connection, LiveTarget, connect
-from knee.measure.prompts import Prompts, plain_vocabulary
-from knee.measure.ready import Part, make_ready
+from knee.measure.client.books import Books
+from knee.measure.client.endpoints import Ask, form, head_of
+from knee.measure.client.live import Connection, LiveTarget, connect
+from knee.measure.client.prompts import Prompts, plain_vocabulary
+from knee.measure.client.ready import Part, make_ready
 from knee.measure.target import Offer
 from knee.workload.spec import Conversations, Lengths, Prefixes
 

@@ -10,9 +10,9 @@ from knee.core.point import Knee, Point
 from knee.core.slo import parse_slo
 from knee.core.snapshot import EngineSnapshot
 from knee.engine.config import REFERENCE, EngineConfig, FrontEnd
-from knee.measure.budget import Budget
 from knee.measure.point import make_point
-from knee.measure.search import Search
+from knee.measure.search.budget import Budget
+from knee.measure.search.steps import Search
 from knee.measure.simulated import SimulatedTarget
 from knee.measure.sweep import Recorder, offer_of, search_knee
 from knee.measure.target import Measured, Offer, TargetInfo, Watch

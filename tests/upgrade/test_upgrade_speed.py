@@ -8,9 +8,9 @@ from knee.cli.main import run
 from knee.core.run import create_run
 from knee.core.slo import parse_slo
 from knee.engine.config import REFERENCE, EngineConfig
-from knee.measure.budget import Budget
 from knee.measure.point import make_point
-from knee.measure.search import Search
+from knee.measure.search.budget import Budget
+from knee.measure.search.steps import Search
 from knee.measure.simulated import SimulatedTarget
 from knee.measure.sweep import Recorder, finish, plan_of, search_knee
 from knee.mock.config import sped_up

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from knee.core.point import Point
-    from knee.measure.live import Connection, LiveTarget
+    from knee.measure.client.live import Connection, LiveTarget
     from knee.measure.target import Offer
 
 
@@ -90,7 +90,7 @@ class Settings(NamedTuple):
 def run_bench(connection: "Connection", offer: "Offer", slo: Slo, settings: Settings) -> int:
     """Measure the point, show it, and say in the exit code what came of it."""
     from knee.cli.progress import progress_line
-    from knee.measure.live import connect
+    from knee.measure.client.live import connect
     from knee.measure.single import measure_point
 
     target = connect(connection, workers=settings.workers)

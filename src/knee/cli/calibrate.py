@@ -11,7 +11,7 @@ from knee.core.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from knee.measure.calibrate import Calibration
+    from knee.measure.model.calibrate import Calibration
 
 NAMES = {
     "fixed": "a step",
@@ -39,7 +39,7 @@ def calibrate(
     be trusted.
     """
     from knee.core.run import write_atomically
-    from knee.measure.calibrate import calibrate as fit
+    from knee.measure.model.calibrate import calibrate as fit
     from knee.measure.recorded import read_recorded
 
     if run.startswith(("http://", "https://")):

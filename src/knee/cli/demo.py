@@ -134,7 +134,7 @@ def _start(engine: EngineConfig, job: Job, folder: Path, *, wire: bool) -> tuple
 def _wire_point(url: str, job: Job) -> Point:
     from knee.cli.target_options import connection_from
     from knee.core.units import NS_PER_S, s_to_ns
-    from knee.measure.live import connect
+    from knee.measure.client.live import connect
     from knee.measure.single import measure_point
     from knee.measure.target import Offer
 
@@ -157,7 +157,7 @@ def _sweep(engine: EngineConfig, job: Job, run: Path) -> Swept:
     from knee.diagnose.runs import diagnose_points
     from knee.diagnose.text import verdict_lines
     from knee.measure.point import make_point
-    from knee.measure.search import Search
+    from knee.measure.search.steps import Search
     from knee.measure.simulated import SimulatedTarget
     from knee.measure.sweep import Recorder, finish, plan_of, search_knee, sweep_offers
     from knee.report.points import knee_lines

@@ -123,7 +123,7 @@ def _query(url: str, selector: str, since: str, api_key_file: Path | None) -> "t
 
 def bearer(api_key_file: Path | None) -> dict[str, str]:
     """The header that carries the key, where there is one."""
-    from knee.measure.secret import read_key
+    from knee.measure.client.secret import read_key
 
     key = read_key(api_key_file)
     return {"authorization": f"Bearer {key.reveal()}"} if key else {}

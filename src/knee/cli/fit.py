@@ -199,7 +199,7 @@ def _ask(url: str, key_file: Path | None) -> StartupReport:
     from knee.core.errors import TargetError
     from knee.fit.server import report_of
     from knee.http1.client import BlockingClient
-    from knee.measure.secret import read_key
+    from knee.measure.client.secret import read_key
 
     key = read_key(key_file)
     headers = {"authorization": f"Bearer {key.reveal()}"} if key else {}

@@ -9,7 +9,7 @@ from knee.core.units import NS_PER_MS, NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from knee.measure.running import Glance, Progress
+    from knee.measure.client.running import Glance, Progress
     from knee.measure.target import Offer
 
 RECENT_NS = 10 * NS_PER_S

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from knee.core.point import Summary
-    from knee.measure.like import Prediction
+    from knee.measure.model.like import Prediction
     from knee.measure.simulated import Simulated
 
 T = TypeVar("T", int, float)
@@ -87,7 +87,7 @@ def simulate(
     """
     from knee.core.slo import parse_slo
     from knee.engine.rules import at_version
-    from knee.measure.like import capacity, engine_like, load_calibration, predict_knee, rates_below
+    from knee.measure.model.like import capacity, engine_like, load_calibration, predict_knee, rates_below
     from knee.measure.simulated import simulated_point
     from knee.measure.target import Offer
 

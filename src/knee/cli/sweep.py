@@ -16,8 +16,8 @@ from knee.core.slo import Slo, parse_slo
 if TYPE_CHECKING:
     from knee.core.point import Point
     from knee.diagnose.verdict import Diagnosis
-    from knee.measure.budget import Budget
-    from knee.measure.live import LiveTarget
+    from knee.measure.client.live import LiveTarget
+    from knee.measure.search.budget import Budget
     from knee.measure.sweep import Sweep
     from knee.measure.target import Measured
     from knee.workload.spec import Workload
@@ -71,8 +71,8 @@ def sweep(
     given rate breaks it, 5 where no interval was found, 6 where the server was lost.
     """
     from knee.core.run import open_run
-    from knee.measure.live import connect
-    from knee.measure.search import Search
+    from knee.measure.client.live import connect
+    from knee.measure.search.steps import Search
     from knee.measure.single import live_point
     from knee.measure.sweep import Recorder, search_knee, sweep_offers
 
@@ -159,7 +159,7 @@ def _conclude(found: "Sweep", target: "LiveTarget", slo: Slo, run: Path, as_json
 
 def _budget(precision: str, server_time: str, points: int) -> "Budget":
     from knee.core.units import NS_PER_S, parse_duration_ns
-    from knee.measure.budget import Budget
+    from knee.measure.search.budget import Budget
 
     try:
         share = float(precision.removesuffix("%")) / 100

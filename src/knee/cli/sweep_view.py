@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from knee.core.point import Point
     from knee.diagnose.verdict import Diagnosis
-    from knee.measure.budget import Step
-    from knee.measure.live import LiveTarget
+    from knee.measure.client.live import LiveTarget
+    from knee.measure.search.budget import Step
     from knee.measure.sweep import Sweep
 
 

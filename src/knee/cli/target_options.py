@@ -10,7 +10,7 @@ from knee.core.errors import UsageError
 from knee.core.units import NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
-    from knee.measure.live import Connection
+    from knee.measure.client.live import Connection
 
 UrlArgument = Annotated[str, typer.Argument(help="The server, or its router: http://127.0.0.1:8000.")]
 ModelOption = Annotated[str, typer.Option(help="Model to ask; the first one served when left out.")]
@@ -53,9 +53,9 @@ def connection_from(
         InputError: the key file cannot be read.
     """
     from knee.http1.pool import Timeouts
-    from knee.measure.endpoints import Ask
-    from knee.measure.live import Connection
-    from knee.measure.secret import read_key
+    from knee.measure.client.endpoints import Ask
+    from knee.measure.client.live import Connection
+    from knee.measure.client.secret import read_key
 
     if n < 1:
         raise UsageError(f"--n {n}", "a prompt has at least one answer")

@@ -72,7 +72,7 @@ def tune(
 
 def _propose(run: Path, config: Path | None, as_json: bool) -> int:
     """What the simulator calibrated to `run` proposes; SLO and bounds are those of `config` where given."""
-    from knee.measure.calibrate import calibrate
+    from knee.measure.model.calibrate import calibrate
     from knee.measure.recorded import read_recorded
     from knee.tune.like import MOVES, propose_like
     from knee.tune.read_config import read_config

@@ -68,7 +68,7 @@ def record(
 ) -> None:
     """Ask a server the evaluation set twice and keep what it says: before the upgrade, and after it."""
     from knee.http1.client import BlockingClient
-    from knee.measure.secret import read_key
+    from knee.measure.client.secret import read_key
     from knee.upgrade.evaluation import read_set, shipped_set
     from knee.upgrade.outputs import compare
     from knee.upgrade.record import record as record_answers

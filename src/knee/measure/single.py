@@ -8,7 +8,7 @@ from knee.core.errors import InputError
 from knee.core.point import Point
 from knee.core.run import MANIFEST, create_run, write_atomically
 from knee.core.slo import Slo
-from knee.measure.live import LiveTarget
+from knee.measure.client.live import LiveTarget
 from knee.measure.point import make_point
 from knee.measure.sweep import keep_point
 from knee.measure.target import Measured, Offer

@@ -10,8 +10,8 @@ from knee.core.point import Knee, Point
 from knee.core.run import MANIFEST, POINTS, SNAPSHOTS, append_lines, write_atomically
 from knee.core.slo import Slo
 from knee.core.units import NS_PER_S
-from knee.measure.budget import Step
-from knee.measure.search import Search
+from knee.measure.search.budget import Step
+from knee.measure.search.steps import Search
 from knee.measure.target import Measured, Offer, Target
 from knee.measure.watching import watch_point
 from knee.workload.spec import Workload

@@ -15,7 +15,7 @@ from knee.core.snapshot import EngineSnapshot
 from knee.engine.engine import Engine, StepResult
 from knee.engine.prefix_cache import PrefixCache
 from knee.engine.request import Request
-from knee.measure.pacing import Waker
+from knee.measure.client.pacing import Waker
 from knee.mock.config import sped_up
 
 STEPS_AT_ONCE = 64

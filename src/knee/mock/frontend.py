@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from knee.core.clock import Clock
 from knee.engine.config import FrontEnd
-from knee.measure.pacing import Waker
+from knee.measure.client.pacing import Waker
 
 
 class FrontEndQueue:

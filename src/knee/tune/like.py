@@ -5,10 +5,10 @@ import msgspec
 from knee.core.errors import NoAnswer, UsageError
 from knee.core.slo import Slo
 from knee.engine.config import EngineConfig
-from knee.measure.calibrate import Calibration
-from knee.measure.fitting import StepFit
-from knee.measure.like import Prediction, capacity, predict_knee
-from knee.measure.model import Model
+from knee.measure.model.calibrate import Calibration
+from knee.measure.model.fitting import StepFit
+from knee.measure.model.like import Prediction, capacity, predict_knee
+from knee.measure.model.replay import Model
 from knee.tune.check import SEQS, TOKENS
 from knee.tune.climb import simulated_moves
 from knee.tune.config import Bounds, Flags

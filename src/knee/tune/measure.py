@@ -14,9 +14,9 @@ from knee.core.units import NS_PER_S, format_duration, s_to_ns
 from knee.diagnose.runs import diagnose_points
 from knee.diagnose.text import evidence_text
 from knee.diagnose.verdict import Diagnosis
-from knee.measure.budget import Budget, Step
-from knee.measure.live import LiveTarget
-from knee.measure.search import Search
+from knee.measure.client.live import LiveTarget
+from knee.measure.search.budget import Budget, Step
+from knee.measure.search.steps import Search
 from knee.measure.sweep import Recorder, Sweep, finish, keep_point, plan_of, search_knee
 from knee.measure.target import Offer
 from knee.tune.climb import pairs

@@ -4,10 +4,10 @@ import msgspec
 
 from knee.core.errors import UsageError
 from knee.core.slo import Slo
-from knee.measure.longrun import long_run_knee, long_run_shares
-from knee.measure.model import Model
-from knee.measure.paired import less_extra
-from knee.measure.search import Search
+from knee.measure.model.longrun import long_run_knee, long_run_shares
+from knee.measure.model.paired import less_extra
+from knee.measure.model.replay import Model
+from knee.measure.search.steps import Search
 from knee.tune.config import Flags
 from knee.tune.proposal import Predict
 from knee.tune.simulated import DEFAULTS, engine_with

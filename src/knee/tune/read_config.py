@@ -9,8 +9,8 @@ import msgspec
 from knee.core.errors import InputError, UsageError
 from knee.core.slo import parse_slo
 from knee.core.units import NS_PER_S, parse_duration_ns
-from knee.measure.budget import MOST_POINTS
-from knee.measure.crew import MOST_WORKERS
+from knee.measure.client.crew import MOST_WORKERS
+from knee.measure.search.budget import MOST_POINTS
 from knee.tune.check import check_flags, check_moves, plain
 from knee.tune.config import (
     Bounds,

@@ -11,9 +11,9 @@ import msgspec
 
 from knee.core.errors import TargetError
 from knee.http1.client import BlockingClient
-from knee.measure.endpoints import PATHS, EndpointName
-from knee.measure.events import words_of
-from knee.measure.preflight import look_at, refusal
+from knee.measure.client.endpoints import PATHS, EndpointName
+from knee.measure.client.events import words_of
+from knee.measure.client.preflight import look_at, refusal
 from knee.upgrade.evaluation import Case, EvaluationSet, Mode
 from knee.upgrade.recording import RUNS, Probe, Recording, Said
 

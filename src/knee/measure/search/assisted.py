@@ -6,14 +6,12 @@ from collections.abc import Sequence
 import msgspec
 
 from knee.core.slo import Slo
-from knee.engine.plain import is_plain
-from knee.measure.estimate import Estimate
-from knee.measure.longrun import LongRun, Shares, long_run_knee, long_run_shares, sharpen
-from knee.measure.model import Model
-from knee.measure.paired import Shift, find_shift, less_extra
+from knee.measure.model.longrun import LongRun
+from knee.measure.model.paired import Shift, find_shift
+from knee.measure.model.replay import Model
+from knee.measure.search.estimate import Estimate
 from knee.measure.trial import Trial
 from knee.stats.distributions import student_quantile
-from knee.workload.spec import Workload
 
 LOCAL = 0.12
 """How much of the distance between a point's rate and the knee its shift may be wrong by: the server need not
@@ -25,9 +23,6 @@ FLOOR = 0.005
 """Relative error that no interval goes below: a fitted model's curve is never quite the server's."""
 
 PRIOR = 0.06
-FIRST_REQUESTS = 12_000
-MOST, MOST_PLAIN = 4.0, 40.0
-"""How many times as many requests the last long run may have; the plain engine is that much faster."""
 
 
 class Assisted(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,28 +36,6 @@ class Assisted(msgspec.Struct, frozen=True, kw_only=True):
     def trusted(self) -> bool:
         """Whether the model takes noise away rather than adding it."""
         return any(one.error < one.plain_error for one in self.shifts)
-
-
-def model_knee(model: Model, workload: Workload, slo: Slo, guess: float, error: float) -> LongRun | None:
-    """The model's own long-run knee, to about a relative `error`; None where it has none."""
-    adjusted = Slo(tuple(less_extra(objective, model) for objective in slo.objectives))
-
-    def shares(requests: int) -> Shares:
-        return long_run_shares(model, workload, adjusted, requests)
-
-    try:
-        found = long_run_knee(shares(FIRST_REQUESTS), adjusted, guess)
-    except ValueError:
-        return None
-    roomy = model.config.kv_tokens >= model.config.max_num_seqs * model.config.max_model_len
-    plain = roomy and is_plain(model.config)
-    requests = round(FIRST_REQUESTS * min(MOST_PLAIN if plain else MOST, (found.error / error) ** 2))
-    if requests <= 1.5 * FIRST_REQUESTS:
-        return found
-    try:
-        return sharpen(found, shares(requests), adjusted)
-    except ValueError:  # a longer run of a queue that hardly forgets may lie too far from the shorter one
-        return found
 
 
 def assisted_estimate(

@@ -12,11 +12,11 @@ from knee.core.clock import Clock
 from knee.core.errors import KneeError
 from knee.core.requests import NEVER, Ints, Observed, RequestRecord
 from knee.core.units import NS_PER_MS, NS_PER_S
-from knee.measure.books import COLUMNS, Books
-from knee.measure.health import notes_of, prompt_error
-from knee.measure.ready import Part
+from knee.measure.client.books import COLUMNS, Books
+from knee.measure.client.health import notes_of, prompt_error
+from knee.measure.client.ready import Part
+from knee.measure.client.worker import LENGTH, Delta, Job, Order, pack, unpack
 from knee.measure.target import ClientHealth, Offer, Stop
-from knee.measure.worker import LENGTH, Delta, Job, Order, pack, unpack
 
 MOST_WORKERS = 64
 START_S = 60.0
@@ -37,7 +37,7 @@ async def start_crew(job: Job, workers: int, clock: Clock) -> "Crew":
         await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "knee.measure.worker",
+            "knee.measure.client.worker",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 24,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from knee.core.slo import Objective, Slo
-from knee.measure.longrun import logit
-from knee.measure.model import Model, replay
+from knee.measure.model.longrun import logit
+from knee.measure.model.replay import Model, replay
 from knee.measure.point import judged_stretch
 from knee.measure.samples import Stretch, allowed_share, latency_samples, violations
 from knee.measure.target import Offer

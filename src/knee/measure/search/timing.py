@@ -6,7 +6,7 @@ import msgspec
 
 from knee.core.slo import Slo
 from knee.core.units import NS_PER_S, s_to_ns
-from knee.measure.profile import Profile
+from knee.measure.model.profile import Profile
 from knee.measure.target import Offer
 from knee.stats.distributions import normal_quantile
 from knee.workload.spec import Workload

@@ -11,7 +11,7 @@ import msgspec
 from knee.core.clock import RealClock
 from knee.core.requests import Observed, RequestRecord
 from knee.core.units import NS_PER_MS, NS_PER_S
-from knee.measure.scrape import Scraper, since, window_between
+from knee.measure.client.scrape import Scraper, since, window_between
 from knee.measure.target import ClientHealth, Measured, Offer, Stop, Watch
 
 LOOK_S = 1.0

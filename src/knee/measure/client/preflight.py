@@ -5,9 +5,9 @@ import msgspec
 from knee.core.errors import TargetError
 from knee.http1.client import Answer, BlockingClient
 from knee.http1.origin import split_url
-from knee.measure.endpoints import PATHS, Ask, form
-from knee.measure.events import decode_event, words_of
-from knee.measure.prompts import Count, Vocabulary, calibrate, plain_vocabulary
+from knee.measure.client.endpoints import PATHS, Ask, form
+from knee.measure.client.events import decode_event, words_of
+from knee.measure.client.prompts import Count, Vocabulary, calibrate, plain_vocabulary
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):

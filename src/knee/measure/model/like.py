@@ -11,11 +11,11 @@ from knee.core.errors import InputError, NoAnswer
 from knee.core.slo import Slo
 from knee.core.units import NS_PER_S
 from knee.engine.config import EngineConfig
-from knee.measure.assisted import model_knee
-from knee.measure.calibrate import CONFIDENCE, Calibration, calibrate
-from knee.measure.fitting import StepFit
-from knee.measure.model import Model
-from knee.measure.profile import profile
+from knee.measure.model.calibrate import CONFIDENCE, Calibration, calibrate
+from knee.measure.model.fitting import StepFit
+from knee.measure.model.knee import model_knee
+from knee.measure.model.profile import profile
+from knee.measure.model.replay import Model
 from knee.measure.recorded import read_recorded
 from knee.measure.simulated import SimulatedTarget, simulated_point
 from knee.measure.target import Offer

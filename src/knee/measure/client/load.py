@@ -9,11 +9,11 @@ from knee.core.clock import Clock
 from knee.core.requests import FAILED, NEVER, OK, OUTCOMES, Ints, Observed, RequestRecord, column
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.http1.pool import Pool
-from knee.measure.books import Books
-from knee.measure.exchange import StreamExchange
-from knee.measure.health import health_of
-from knee.measure.pacing import Waker
-from knee.measure.ready import WHOLE, Due, Part
+from knee.measure.client.books import Books
+from knee.measure.client.exchange import StreamExchange
+from knee.measure.client.health import health_of
+from knee.measure.client.pacing import Waker
+from knee.measure.client.ready import WHOLE, Due, Part
 from knee.measure.target import ClientHealth, Offer, Stop
 
 AHEAD = 64

@@ -16,19 +16,19 @@ from knee.http1.client import BlockingClient, Client, private_loop
 from knee.http1.files import allow_many_files
 from knee.http1.origin import Origin, parse_origin
 from knee.http1.pool import Pool, Timeouts
-from knee.measure.crew import MOST_WORKERS, start_crew
-from knee.measure.endpoints import Ask, form, head_of
-from knee.measure.load import Load
-from knee.measure.memory import quiet_memory
-from knee.measure.preflight import Served, learn_vocabulary, look_at, try_out
-from knee.measure.priority import first_in_line
-from knee.measure.prompts import Prompts, Vocabulary
-from knee.measure.ready import make_ready
-from knee.measure.running import Loader, Progress, run_point, with_note
-from knee.measure.scrape import Scraper, joined, read_page, take
-from knee.measure.secret import Secret
+from knee.measure.client.crew import MOST_WORKERS, start_crew
+from knee.measure.client.endpoints import Ask, form, head_of
+from knee.measure.client.load import Load
+from knee.measure.client.memory import quiet_memory
+from knee.measure.client.preflight import Served, learn_vocabulary, look_at, try_out
+from knee.measure.client.priority import first_in_line
+from knee.measure.client.prompts import Prompts, Vocabulary
+from knee.measure.client.ready import make_ready
+from knee.measure.client.running import Loader, Progress, run_point, with_note
+from knee.measure.client.scrape import Scraper, joined, read_page, take
+from knee.measure.client.secret import Secret
+from knee.measure.client.worker import Job
 from knee.measure.target import Measured, Offer, TargetInfo, Watch
-from knee.measure.worker import Job
 from knee.workload.spec import Lengths
 
 PREFLIGHT_S = 10.0

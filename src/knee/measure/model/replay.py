@@ -11,7 +11,7 @@ from knee.core.requests import OK, Observed
 from knee.core.snapshot import Snapshot
 from knee.core.units import NS_PER_S
 from knee.engine.config import EngineConfig, StepCost
-from knee.measure.fitting import StepFit, fit_steps, streaming_at
+from knee.measure.model.fitting import StepFit, fit_steps, streaming_at
 from knee.measure.simulated import SimulatedTarget
 from knee.measure.target import Offer
 from knee.measure.watching import Burst

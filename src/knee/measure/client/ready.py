@@ -6,8 +6,8 @@ from itertools import count
 import msgspec
 
 from knee.core.requests import NEVER
-from knee.measure.endpoints import Form
-from knee.measure.prompts import Prompts
+from knee.measure.client.endpoints import Form
+from knee.measure.client.prompts import Prompts
 from knee.measure.target import Offer
 from knee.workload.schedule import schedule
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from knee.core.point import Knee, Point
 from knee.core.slo import Slo
 from knee.core.units import NS_PER_S, s_to_ns
-from knee.measure.budget import Budget, Phase, Step
-from knee.measure.estimate import Estimate
-from knee.measure.evidence import Evidence
-from knee.measure.identity import Identity, difference, identity_of, restarted
-from knee.measure.idle import breaks_idle
+from knee.measure.search.budget import Budget, Phase, Step
+from knee.measure.search.estimate import Estimate
+from knee.measure.search.evidence import Evidence
+from knee.measure.search.identity import Identity, difference, identity_of, restarted
+from knee.measure.search.idle import breaks_idle
+from knee.measure.search.timing import cost_s, open_offer
 from knee.measure.target import Measured, Offer
-from knee.measure.timing import cost_s, open_offer
 from knee.measure.trial import Trial, make_trial
 from knee.measure.watching import watch_burst, watch_light, watch_point
 from knee.workload.spec import Workload

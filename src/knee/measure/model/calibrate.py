@@ -15,8 +15,8 @@ from knee.core.point import Point
 from knee.core.requests import NEVER, Gaps, Observed
 from knee.core.units import NS_PER_MS
 from knee.engine.config import EngineConfig, StepCost
-from knee.measure.fitting import StepFit, fit_steps, streaming_at
-from knee.measure.model import UNBOUNDED_BLOCKS
+from knee.measure.model.fitting import StepFit, fit_steps, streaming_at
+from knee.measure.model.replay import UNBOUNDED_BLOCKS
 from knee.measure.point import make_point
 from knee.measure.recorded import Recorded
 from knee.measure.simulated import SimulatedTarget

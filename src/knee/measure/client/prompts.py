@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.random import Generator, SeedSequence, default_rng
 
-from knee.measure.words import WORDS
+from knee.measure.client.words import WORDS
 
 Count = Callable[[str], int]
 """How many tokens the server counts in a text sent as a prompt, all that it adds included."""

@@ -7,8 +7,8 @@ import msgspec
 
 from knee.core.slo import Slo
 from knee.core.units import s_to_ns
-from knee.measure.model import Model, replay
-from knee.measure.profile import draw
+from knee.measure.model.profile import draw
+from knee.measure.model.replay import Model, replay
 from knee.measure.samples import Stretch, allowed_share, violations
 from knee.measure.target import Offer
 from knee.stats.batches import Share, batch_share

@@ -6,7 +6,7 @@ import numpy as np
 
 from knee.core.requests import Ints
 from knee.core.units import NS_PER_MS
-from knee.measure.books import Books
+from knee.measure.client.books import Books
 from knee.measure.target import ClientHealth
 
 MANY = 12

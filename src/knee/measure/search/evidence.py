@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from knee.core.slo import Slo
-from knee.measure.assisted import Assisted, assisted_estimate, model_knee
-from knee.measure.estimate import Estimate, plain_estimate
-from knee.measure.model import Model, fit_model, replay_light, unloaded_ttft_ms
-from knee.measure.profile import profile
+from knee.measure.model.knee import model_knee
+from knee.measure.model.profile import profile
+from knee.measure.model.replay import Model, fit_model, replay_light, unloaded_ttft_ms
+from knee.measure.search.assisted import Assisted, assisted_estimate
+from knee.measure.search.estimate import Estimate, plain_estimate
+from knee.measure.search.timing import Timing, reach_s
 from knee.measure.target import Measured, Offer
-from knee.measure.timing import Timing, reach_s
 from knee.measure.trial import Trial
 from knee.measure.watching import Burst, read_burst
 from knee.workload.spec import Workload
@@ -17,7 +18,7 @@ from knee.workload.spec import Workload
 if TYPE_CHECKING:
     from knee.core.requests import Observed
     from knee.core.snapshot import Snapshot
-    from knee.measure.longrun import LongRun
+    from knee.measure.model.longrun import LongRun
 
 WORST_FIT = 0.2
 """Relative residual of the step cost above which there is no model."""

@@ -1,4 +1,4 @@
-"""One of several processes that share a load: `python -m knee.measure.worker`, spoken to over its pipes.
+"""One of the processes that share a load: `python -m knee.measure.client.worker`, spoken to over its pipes.
 
 It reads a `Job`, says `Ready`, reads when to begin, and then tells a `Delta` four times a second until it is
 told to stop or its own time is over. Messages are MessagePack with their length in front.
@@ -19,13 +19,13 @@ from knee.http1.client import private_loop
 from knee.http1.files import allow_many_files
 from knee.http1.origin import Origin
 from knee.http1.pool import Pool, Timeouts
-from knee.measure.books import Books
-from knee.measure.endpoints import Ask, form, head_of
-from knee.measure.load import Load
-from knee.measure.memory import quiet_memory
-from knee.measure.priority import first_in_line
-from knee.measure.prompts import Prompts, Vocabulary
-from knee.measure.ready import Part, make_ready
+from knee.measure.client.books import Books
+from knee.measure.client.endpoints import Ask, form, head_of
+from knee.measure.client.load import Load
+from knee.measure.client.memory import quiet_memory
+from knee.measure.client.priority import first_in_line
+from knee.measure.client.prompts import Prompts, Vocabulary
+from knee.measure.client.ready import Part, make_ready
 from knee.measure.target import ClientHealth, Offer, Stop
 
 EVERY_S = 0.25

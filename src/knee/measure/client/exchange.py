@@ -9,8 +9,8 @@ from knee.core.requests import CENSORED, FAILED, OK, REJECTED
 from knee.http1.failure import Cause
 from knee.http1.outbound import Headers
 from knee.http1.sse import SseError, SseParser
-from knee.measure.books import Books
-from knee.measure.events import Usage, decode_event, words_of
+from knee.measure.client.books import Books
+from knee.measure.client.events import Usage, decode_event, words_of
 
 REFUSALS = (429, 503)
 """Statuses by which a server refuses work it has no room for (vLLM's admission limits answer 503)."""

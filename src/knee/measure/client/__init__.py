@@ -1,0 +1,1 @@
+"""The HTTP client that offers the load: schedule, requests, streams, books, workers."""

@@ -1,0 +1,34 @@
+"""The long-run knee of a fitted engine, to the precision that a search or a prediction needs."""
+
+from knee.core.slo import Slo
+from knee.engine.plain import is_plain
+from knee.measure.model.longrun import LongRun, Shares, long_run_knee, long_run_shares, sharpen
+from knee.measure.model.paired import less_extra
+from knee.measure.model.replay import Model
+from knee.workload.spec import Workload
+
+FIRST_REQUESTS = 12_000
+MOST, MOST_PLAIN = 4.0, 40.0
+"""How many times as many requests the last long run may have; the plain engine is that much faster."""
+
+
+def model_knee(model: Model, workload: Workload, slo: Slo, guess: float, error: float) -> LongRun | None:
+    """The model's own long-run knee, to about a relative `error`; None where it has none."""
+    adjusted = Slo(tuple(less_extra(objective, model) for objective in slo.objectives))
+
+    def shares(requests: int) -> Shares:
+        return long_run_shares(model, workload, adjusted, requests)
+
+    try:
+        found = long_run_knee(shares(FIRST_REQUESTS), adjusted, guess)
+    except ValueError:
+        return None
+    roomy = model.config.kv_tokens >= model.config.max_num_seqs * model.config.max_model_len
+    plain = roomy and is_plain(model.config)
+    requests = round(FIRST_REQUESTS * min(MOST_PLAIN if plain else MOST, (found.error / error) ** 2))
+    if requests <= 1.5 * FIRST_REQUESTS:
+        return found
+    try:
+        return sharpen(found, shares(requests), adjusted)
+    except ValueError:  # a longer run of a queue that hardly forgets may lie too far from the shorter one
+        return found

@@ -1,0 +1,1 @@
+"""The search for the knee: which rate next, what the points say, when to stop."""
