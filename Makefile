@@ -19,10 +19,13 @@ test: $(VENV)/.developed
 	$(BIN)/pytest -n 2
 
 # VLLM_HOME: a folder with venv/bin/vllm and a small model in tiny/; made there when it is missing.
+# VLLM_OLD_HOME: one with an older release, for the tests of an upgrade.
 VLLM_HOME ?= .vllm
+VLLM_OLD_HOME ?= .vllm-old
 live: $(VENV)/.developed
 	test -x $(VLLM_HOME)/venv/bin/vllm || bash ../shared/real-vllm/install.sh $(VLLM_HOME)
-	VLLM_HOME=$(abspath $(VLLM_HOME)) $(BIN)/pytest -m live -v tests/live $(if $(ONLY),-k $(ONLY))
+	test -x $(VLLM_OLD_HOME)/venv/bin/vllm || bash ../shared/real-vllm/install.sh $(VLLM_OLD_HOME) 0.27.1
+	VLLM_HOME=$(abspath $(VLLM_HOME)) VLLM_OLD_HOME=$(abspath $(VLLM_OLD_HOME)) $(BIN)/pytest -m live -v tests/live $(if $(ONLY),-k $(ONLY))
 
 bench: $(VENV)/.developed
 	$(BIN)/python -m bench $(ONLY)

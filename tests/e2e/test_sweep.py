@@ -32,6 +32,12 @@ SLO = "ttft p95 < 500ms, itl p99 < 200ms"
 LOAD = ["--prompt", "64", "--output", "16"]
 SHORT = ["--duration", "2s", "--warmup", "500ms", "--drain", "10s"]
 KEY = "sk-do-not-write-me-down"
+CAPPED = msgspec.structs.replace(
+    REFERENCE,
+    max_num_seqs=4,
+    version="0.32.0",
+    step_cost=StepCost(fixed_ns=16_000_000, per_seq_ns=2_000_000, per_prefill_token_ns=40_000),
+)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +120,32 @@ def test_an_interrupt_keeps_every_finished_point(server: Child, tmp_path: Path) 
     assert manifest["ended"] == "interrupted"
 
 
+def test_a_killed_search_goes_on_without_repeating_a_point(tmp_path: Path) -> None:
+    """kill -9 after two points; the resumed run keeps their lines as they are and ends with a knee."""
+    out = tmp_path / "run"
+    budget = ["--precision", "30%", "--server-time", "60s", "--points", "3", "--clients", "16"]
+    with mock_process(MockConfig(engine=CAPPED)) as child:
+        process = started(
+            ["sweep", child.url, "--slo", "ttft p95 < 1s", *LOAD, *budget, "--seed", "3", "--out", str(out)]
+        )
+        wait_for_points(out, 2, process)
+        process.kill()
+        process.communicate(timeout=60)
+        before = (out / POINTS).read_bytes().splitlines()
+        assert read_manifest(out) is None
+        again = started(["sweep", child.url, "--resume", str(out), "--json", *budget])
+        told, said_err = again.communicate(timeout=240)
+    assert again.returncode in (0, 5), said_err
+    after = (out / POINTS).read_bytes().splitlines()
+    assert after[: len(before)] == before
+    assert len(after) > len(before)
+    seeds = [point.seed for point in points_of(out)]
+    assert len(set(seeds)) == len(seeds)
+    assert json.loads(told)["sweep"]["knee"]["points"] >= 1
+    numbered = {record.point for record in read_lines(out / RECORDS, RequestRecord)}
+    assert numbered == set(range(len(after)))
+
+
 def test_a_server_that_dies_ends_the_sweep_and_keeps_its_points(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with mock_process(MockConfig(speed=4)) as child:
@@ -135,17 +167,11 @@ def test_a_server_that_dies_ends_the_sweep_and_keeps_its_points(tmp_path: Path) 
 
 def test_a_search_finds_a_knee_on_the_wire(tmp_path: Path) -> None:
     """A server whose cap of 4 sequences binds. Whether the client kept up is left out: tests share cores."""
-    engine = msgspec.structs.replace(
-        REFERENCE,
-        max_num_seqs=4,
-        version="0.32.0",
-        step_cost=StepCost(fixed_ns=16_000_000, per_seq_ns=2_000_000, per_prefill_token_ns=40_000),
-    )
     workload = Workload(prompt_tokens=Lengths(mean=64), output_tokens=Lengths(mean=16))
     slo = parse_slo("ttft p95 < 1s")
     run_dir = create_run(tmp_path / "run", {})
     recorder = Recorder(make_point=make_point, run=run_dir)
-    with mock_process(MockConfig(engine=engine)) as child:
+    with mock_process(MockConfig(engine=CAPPED)) as child:
         target = connect(connection_from(child.url))
         search = Search(
             workload, slo, seed=3, budget=Budget(precision=0.3, server_s=60, points=3), clients=16

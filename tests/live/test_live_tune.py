@@ -54,14 +54,16 @@ def test_from_a_cap_of_four_the_knee_rises_by_half(
 ) -> None:
     config = tmp_path / "knee.toml"
     config.write_text(CONFIG.format(home=vllm_home, port=unused_tcp_port))
-    done = subprocess.run(
-        [*MAIN, "tune", str(config), "--out", str(tmp_path / "session"), "--json"],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0
+    with (tmp_path / "journal.txt").open("w") as journal:
+        done = subprocess.run(
+            [*MAIN, "tune", str(config), "--out", str(tmp_path / "session"), "--json"],
+            stdout=subprocess.PIPE,
+            stderr=journal,
+            text=True,
+            timeout=1800,
+            check=False,
+        )
+    assert done.returncode == 0, (tmp_path / "journal.txt").read_text()[-3000:]
     outcome = json.loads(done.stdout)
     first, second = outcome["entries"][0]["result"], outcome["entries"][1]["trial"]
     assert first["limit"] == "sequence_cap", first

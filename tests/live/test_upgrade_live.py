@@ -1,8 +1,9 @@
-"""Upgrades on real servers: the same one twice, planted changes, and an older release where there is one.
+"""Upgrades on real servers: the same one twice, planted changes, and an older release against this one.
 
-VLLM_OLD_HOME names a folder like VLLM_HOME with an older vLLM (0.27 was used).
+VLLM_OLD_HOME names a folder like VLLM_HOME with an older vLLM; `make live` puts 0.27.1 there.
 """
 
+import json
 import os
 from pathlib import Path
 
@@ -56,12 +57,19 @@ def test_planted_changes_on_a_real_server(vllm_home: Path, unused_tcp_port: int,
     assert changed(compared(kept["base"], kept["cooler"])) == {"default"}
 
 
-def test_an_older_release_against_this_one(vllm_home: Path, unused_tcp_port: int, tmp_path: Path) -> None:
-    home = Path(os.environ.get("VLLM_OLD_HOME", ""))
+@pytest.fixture
+def old_home() -> Path:
+    home = Path(os.environ.get("VLLM_OLD_HOME", "")).resolve()
     if not (home / "venv/bin/vllm").is_file():
-        pytest.skip("VLLM_OLD_HOME names no folder with an older vLLM")
+        pytest.fail(f"no vLLM in {home}: set VLLM_OLD_HOME to a folder with an older one")
+    return home
+
+
+def test_an_older_release_against_this_one(
+    vllm_home: Path, old_home: Path, unused_tcp_port: int, tmp_path: Path
+) -> None:
     kept = []
-    for name, where in (("old", home), ("new", vllm_home)):
+    for name, where in (("old", old_home), ("new", vllm_home)):
         with running(where, tmp_path / f"{name}.log", unused_tcp_port, ()) as server:
             kept.append(record(server.url, tmp_path / f"{name}.json"))
     before, after = kept
@@ -70,6 +78,48 @@ def test_an_older_release_against_this_one(vllm_home: Path, unused_tcp_port: int
     versions = [read_recording(path).version for path in (before, after)]
     assert run(["upgrade", "plan", "--from", versions[0], "--to", versions[1]]) == 0
     assert found.verdict == "unchanged"
+
+
+def swept(url: str, out: Path) -> Path:
+    """Two rates, three times each in turn, so that the spread between runs is seen and drift hits both."""
+    load = ["--rates", "10,20,10,20,10,20", "--warmup", "2s", "--duration", "10s", "--drain", "20s"]
+    sized = ["--prompt", "128", "--output", "32", "--slo", "tpot p50 < 1s, ttft p50 < 10s"]
+    code = run(["sweep", url, *load, *sized, "--realtime", "--out", str(out)])
+    assert code in (0, 5), f"the sweep of {out.name} ended with {code}"
+    return out
+
+
+def speeds(before: Path, after: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The verdict of `knee upgrade compare`, with every figure measured on both sides."""
+    capsys.readouterr()
+    code = run(["upgrade", "compare", str(before), str(after), "--margin", "15%", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [row["rate"] for row in found["compared"]] == [10.0, 10.0, 20.0, 20.0]
+    assert all(row["baseline"] and row["candidate"] for row in found["compared"])
+    assert code == {"regressed": 1, "inconclusive": 5}.get(found["verdict"], 0)
+    with capsys.disabled():
+        rows = [(row["what"], row["rate"], row["baseline"], row["candidate"]) for row in found["compared"]]
+        print(before.name, after.name, found["verdict"], rows)
+    return str(found["verdict"])
+
+
+def test_the_speed_of_an_older_release_and_of_this_one(
+    vllm_home: Path, old_home: Path, unused_tcp_port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same release twice is no regression, a cap of one sequence is; the older release gets a verdict."""
+    starts = {
+        "old": (old_home, ()),
+        "new": (vllm_home, ()),
+        "again": (vllm_home, ()),
+        "capped": (vllm_home, ("--max-num-seqs", "1")),
+    }
+    kept = {}
+    for name, (home, flags) in starts.items():
+        with running(home, tmp_path / f"{name}.log", unused_tcp_port, flags) as server:
+            kept[name] = swept(server.url, tmp_path / name)
+    assert speeds(kept["new"], kept["again"], capsys) in ("unchanged", "inconclusive")
+    assert speeds(kept["new"], kept["capped"], capsys) == "regressed"
+    assert speeds(kept["old"], kept["new"], capsys) in ("regressed", "improved", "unchanged", "inconclusive")
 
 
 def test_the_probe_allows_a_real_start(start_vllm: Start, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from knee.core.errors import UsageError
 from knee.core.point import Knee, Point
 from knee.core.slo import parse_slo
 from knee.core.snapshot import EngineSnapshot
-from knee.engine.config import REFERENCE, EngineConfig, FrontEnd
+from knee.engine.config import REFERENCE, EngineConfig, FrontEnd, StepCost
 from knee.measure.point import make_point
 from knee.measure.search.budget import Budget
 from knee.measure.search.steps import Search
@@ -146,6 +146,50 @@ def test_it_stops_when_another_server_answers() -> None:
     knee = _search(Altered(alter=swapped), search)
     assert "num_gpu_blocks of engine 0 4096 -> 2048" in knee.reason
     assert search.trials == []
+
+
+class Throttled(Altered):
+    """Every step takes `factor` times as long from the offer with number `since` on."""
+
+    def __init__(self, factor: float, since: int) -> None:
+        super().__init__()
+        cost = REFERENCE.step_cost
+        slower = StepCost(
+            fixed_ns=round(cost.fixed_ns * factor),
+            per_seq_ns=round(cost.per_seq_ns * factor),
+            per_prefill_token_ns=round(cost.per_prefill_token_ns * factor),
+        )
+        self._slow = SimulatedTarget(msgspec.structs.replace(REFERENCE, step_cost=slower))
+        self._since = since
+
+    def measure(self, offer: Offer, watch: Watch | None = None) -> Measured:
+        if len(self.offers) + 1 >= self._since:
+            self._target = self._slow
+        return super().measure(offer, watch)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_server_that_throttles_during_the_search_is_told(seed: int) -> None:
+    """From the second long point on it is a third slower: no single knee is true of all points."""
+    search = Search(WORKLOAD, SLO, seed=seed, budget=Budget(precision=0.02, server_s=1200))
+    knee = _search(Throttled(1.33, 5), search)
+    assert "did the server change?" in knee.reason, f"seed {seed}: {knee}"
+    assert knee.holds is not None
+    assert knee.breaks is not None
+    assert knee.breaks / knee.holds > 1.1, f"seed {seed}: {knee}"
+
+
+def test_a_server_that_sheds_has_its_knee_where_too_many_are_refused() -> None:
+    """A bound of 24 unfinished requests keeps every wait short; what it refuses waits for ever."""
+    shedding = msgspec.structs.replace(REFERENCE, max_num_queued_reqs=24)
+    search = Search(WORKLOAD, SLO, seed=3, budget=Budget(precision=0.05, server_s=1200))
+    knee = _search(Altered(shedding), search)
+    assert knee.holds is not None
+    assert knee.breaks is not None
+    assert knee.breaks < TRUTH
+    above = [trial for trial in search.trials if trial.offer.rate > knee.breaks]
+    assert above
+    assert all(trial.point.rejected > 0.05 * trial.point.offered for trial in above)
 
 
 @pytest.mark.parametrize("server_s", [30.0, 60.0, 120.0])

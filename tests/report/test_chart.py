@@ -25,6 +25,25 @@ def test_a_known_curve() -> None:
     ]
 
 
+def test_the_knee_is_drawn_on_the_axis() -> None:
+    drawn = chart([CURVE], x_label="req/s", y_label="ms", knee=(12.0, 15.0), width=33, height=7)
+    axis, ends, foot = drawn.splitlines()[-3:]
+    assert axis == "         +--------[===========]------------"
+    assert ends == "          10                             18"
+    assert foot.endswith("o 64 sequences   [=] knee   ^ unbounded")
+
+
+@given(st.floats(0.1, 100), st.floats(0, 50), st.integers(8, 90))
+def test_an_axis_with_a_knee_has_its_width(low: float, more: float, width: int) -> None:
+    points = ((10.0, 5.0), (40.0, 50.0))
+    drawn = chart(
+        [Series(name="s", points=points)], x_label="x", y_label="y", knee=(low, low + more), width=width
+    )
+    axis = drawn.splitlines()[-3][10:]
+    assert len(axis) == width
+    assert axis.count("[") == axis.count("]") == 1 - axis.count("#")
+
+
 def test_nothing_finite_is_said() -> None:
     assert "no finite" in chart([Series(name="a", points=((1.0, None),))], x_label="x", y_label="y")
 

@@ -11,7 +11,7 @@ import typer
 
 from knee.cli.app import JsonOption, log
 from knee.core.errors import EXIT_NEGATIVE, InputError, UsageError
-from knee.core.units import format_duration, ns_to_s, parse_duration_ns
+from knee.core.units import ns_to_s, parse_duration_ns
 
 if TYPE_CHECKING:
     from knee.policy.admission import Limits
@@ -169,9 +169,8 @@ def _announce(running: RunningGateway, config: GatewayConfig, as_json: bool) -> 
         }
         sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
         sys.stdout.flush()
-    queue = f"{limits.max_queue} queued for at most {format_duration(limits.queue_deadline_ns)}"
     log(
         f"gateway on port {running.server.port}, admin on port {running.admin.port}; per replica "
-        f"{limits.max_in_flight} in flight, {queue if limits.max_queue else 'no queue'}; "
+        f"{limits}; "
         f"behind it {', '.join(str(origin) for origin in config.upstreams)}"
     )

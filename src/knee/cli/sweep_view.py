@@ -85,5 +85,5 @@ def render_sweep(result: SweepResult, slo: Slo) -> "Group":
     open_loop = [point for point in found.points if point.max_concurrency is None]
     lines = knee_lines(found.knee) if found.knee else []
     lines += verdict_lines(result.diagnosis) if result.diagnosis else []
-    chart = Text(knee_chart([("measured", open_loop)], slo))
+    chart = Text(knee_chart([("measured", open_loop)], slo, found.knee))
     return Group(points_table(open_loop), "", chart, "", *map(Text, lines), Text(f"run: {result.run}"))

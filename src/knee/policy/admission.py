@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from knee.core.units import format_duration
 from knee.policy.drain import DrainRate, retry_after_s
 from knee.policy.pace import Pace
 
@@ -36,9 +37,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.max_in_flight < 1 or self.max_queue < 0 or self.queue_deadline_ns < 0:
-            raise ValueError(f"limits must be positive: {self}")
+            raise ValueError(f"limits must be positive: {self!r}")
         if self.burst is not None and (self.burst < 1 or not self.drain_rate):
-            raise ValueError(f"a burst is at least 1 and goes with a drain rate: {self}")
+            raise ValueError(f"a burst is at least 1 and goes with a drain rate: {self!r}")
+
+    def __str__(self) -> str:
+        """As an operator reads it: `60 in flight, 12 queued for at most 800 ms`."""
+        wait = format_duration(self.queue_deadline_ns)
+        queue = f"{self.max_queue} queued for at most {wait}" if self.max_queue else "no queue"
+        return f"{self.max_in_flight} in flight, {queue}"
 
 
 class Ticket:

@@ -22,16 +22,18 @@ def chart(
     x_label: str,
     y_label: str,
     bound: float | None = None,
+    knee: tuple[float, float] | None = None,
     width: int = 64,
     height: int = 14,
 ) -> str:
     """The curves on a logarithmic y axis, each with its mark, the bound as a dashed line.
 
-    `width` and `height` are those of the plotting area, in characters. Points with y <= 0 are drawn at the
-    bottom edge. Without a finite point there is nothing to scale by, and the chart says so.
+    `knee` is an interval of the x axis, drawn on it as `[===]`. `width` and `height` are of the plotting
+    area, in characters. Points with y <= 0 are drawn at the bottom edge. Without a finite point there is
+    nothing to scale by, and the chart says so.
     """
     finite = [y for one in series for _, y in one.points if y is not None and y > 0]
-    every_x = [x for one in series for x, _ in one.points]
+    every_x = [x for one in series for x, _ in one.points] + list(knee or ())
     if not finite:
         return f"(no finite {y_label} to draw)"
     low, high = _log_range(finite + ([bound] if bound else []))
@@ -42,14 +44,34 @@ def chart(
         grid[row] = ["-" if column % 2 == 0 else " " for column in range(width)]
     for one, mark in zip(series, MARKS, strict=False):
         for x, y in one.points:
-            column = round((x - left) / (right - left) * (width - 1)) if right > left else width // 2
+            column = _column(x, (left, right), width)
             if y is None:
                 grid[0][column] = UNBOUNDED
             else:
                 grid[_row(y, low, high, height)][column] = mark
     return "\n".join(
-        [y_label, *_with_axis(grid, low, high), *_foot(series, (left, right), x_label, width, bound)]
+        [
+            y_label,
+            *_with_axis(grid, low, high),
+            f"{'':8} +{_axis((left, right), knee, width)}",
+            *_foot(series, (left, right), x_label, width, bound=bound, knee=knee is not None),
+        ]
     )
+
+
+def _column(x: float, ends_x: tuple[float, float], width: int) -> int:
+    """The column of a value, 0 at the left."""
+    left, right = ends_x
+    return round((x - left) / (right - left) * (width - 1)) if right > left else width // 2
+
+
+def _axis(ends_x: tuple[float, float], knee: tuple[float, float] | None, width: int) -> str:
+    """The x axis, with the knee on it; an interval too narrow for both brackets is a `#`."""
+    if knee is None:
+        return "-" * width
+    first, last = (_column(end, ends_x, width) for end in knee)
+    drawn = "[" + "=" * (last - first - 1) + "]" if last > first else "#"
+    return "-" * first + drawn + "-" * (width - last - 1)
 
 
 def _log_range(values: Sequence[float]) -> tuple[float, float]:
@@ -77,13 +99,20 @@ def _with_axis(grid: list[list[str]], low: float, high: float) -> list[str]:
 
 
 def _foot(
-    series: Sequence[Series], ends_x: tuple[float, float], x_label: str, width: int, bound: float | None
+    series: Sequence[Series],
+    ends_x: tuple[float, float],
+    x_label: str,
+    width: int,
+    *,
+    bound: float | None,
+    knee: bool,
 ) -> list[str]:
-    """The x axis with its ends, and the legend."""
+    """The ends of the x axis, and the legend."""
     left, right = (f"{x:g}" for x in ends_x)
     ends = left.ljust(width - len(right)) + right
     legend = [f"{mark} {one.name}" for one, mark in zip(series, MARKS, strict=False)]
     legend += [f"- bound {bound:g}"] if bound else []
+    legend += ["[=] knee"] if knee else []
     if any(y is None for one in series for _, y in one.points):
         legend.append(f"{UNBOUNDED} unbounded")
-    return [f"{'':8} +{'-' * width}", f"{'':10}{ends}", f"{'':10}{x_label}    {'   '.join(legend)}"]
+    return [f"{'':10}{ends}", f"{'':10}{x_label}    {'   '.join(legend)}"]

@@ -103,14 +103,16 @@ def estimate_of(point: Point, objective: Objective) -> float | None:
     return next((judged.value for judged in point.judged if judged.objective == objective), None)
 
 
-def knee_chart(sweeps: Sequence[tuple[str, Sequence[Point]]], slo: Slo) -> str:
-    """A chart for each latency objective of the SLO, all sweeps in it."""
+def knee_chart(sweeps: Sequence[tuple[str, Sequence[Point]]], slo: Slo, knee: Knee | None = None) -> str:
+    """A chart for each latency objective of the SLO, all sweeps in it, `knee` on the axis of rates."""
+    holds, breaks = (knee.holds, knee.breaks) if knee else (None, None)
     charts = [
         chart(
             [curve(name, points, objective) for name, points in sweeps],
             x_label="offered requests/s",
             y_label=f"{objective.metric.upper()} p{(objective.quantile or 0) * 100:g}, ms (log)",
             bound=objective.bound,
+            knee=(holds, breaks) if holds is not None and breaks is not None else None,
         )
         for objective in slo.objectives
         if objective.metric in LATENCIES

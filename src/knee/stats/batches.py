@@ -55,6 +55,36 @@ def batch_share(seen: Samples, window: Window) -> Share:
     return Share(value=value, trials=min(trials, binomial), degrees=degrees, samples=samples)
 
 
+class Mean(msgspec.Struct, frozen=True, kw_only=True):
+    """A mean of correlated samples with its standard error and the degrees of freedom behind that."""
+
+    value: float
+    error: float
+    degrees: float
+
+    def high(self, confidence: float = 0.95) -> float:
+        """The upper end of the two-sided interval of the long-run mean."""
+        return self.value + student_quantile((1 + confidence) / 2, self.degrees) * self.error
+
+
+def batch_mean(seen: Samples, window: Window) -> Mean:
+    """The weighted mean of samples in `window` by batch means over equal stretches of time, as `batch_share`.
+
+    Too few samples for batches have an infinite error.
+    """
+    samples, (start, end) = len(seen), window
+    total = float(seen.weights.sum())
+    batches = min(MOST_BATCHES, samples // 4)
+    value = float((seen.values * seen.weights).sum()) / total if total > 0 else 0.0
+    if total <= 0 or batches < FEWEST_BATCHES or end <= start:
+        return Mean(value=value, error=math.inf, degrees=3.0)
+    spread = float((seen.weights * (seen.values - value) ** 2).sum()) / total
+    variance, degrees = _variance(_excess(seen, window, batches))
+    return Mean(
+        value=value, error=math.sqrt(max(variance, spread / _binomial_trials(seen.weights))), degrees=degrees
+    )
+
+
 def paired_error(one: Samples, other: Samples, window: Window, stretch: float) -> tuple[float, float]:
     """The standard error of the difference of two shares seen under the same arrivals, and its degrees.
 

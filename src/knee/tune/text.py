@@ -62,11 +62,7 @@ def outcome_lines(outcome: Outcome) -> list[str]:
         lines += ["front (no other trial is better in knee and in latencies at the knee):"]
         lines += [f"  {front_text(point)}" for point in outcome.front]
     if outcome.limits is not None:
-        wait = format_duration(outcome.limits.queue_deadline_ns)
-        lines.append(
-            f"admission: {outcome.limits.max_in_flight} in flight, {outcome.limits.max_queue} queued for at "
-            f"most {wait} (knee gateway)"
-        )
+        lines.append(f"admission: {outcome.limits} (knee gateway)")
     if outcome.queue_flags:
         lines.append(f"or the engine's own: {dashed(outcome.queue_flags)}")
     if outcome.command:

@@ -26,6 +26,17 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     values: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
 
+    @property
+    def sure_to_reach(self) -> int:
+        """The longest length that is sure to come: of a distribution with a tail, its mean."""
+        match self.kind:
+            case "uniform":
+                return self.high
+            case "empirical":
+                return max(self.values, default=1)
+            case _:
+                return round(self.mean)
+
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """For `seconds` the rate goes straight from `start` to `end`, both as shares of the rate asked."""

@@ -21,7 +21,7 @@ from knee.measure.client.endpoints import Ask, form, head_of
 from knee.measure.client.load import Load
 from knee.measure.client.memory import quiet_memory
 from knee.measure.client.preflight import Served, learn_vocabulary, look_at, try_out
-from knee.measure.client.priority import first_in_line
+from knee.measure.client.priority import first_in_line, threads_beside
 from knee.measure.client.prompts import Prompts, Vocabulary
 from knee.measure.client.ready import make_ready
 from knee.measure.client.running import Loader, Progress, run_point, with_note
@@ -29,7 +29,6 @@ from knee.measure.client.scrape import Scraper, joined, read_page, take
 from knee.measure.client.secret import Secret
 from knee.measure.client.worker import Job
 from knee.measure.target import Measured, Offer, TargetInfo, Watch
-from knee.workload.spec import Lengths
 
 PREFLIGHT_S = 10.0
 HEAD_START_NS = 20 * NS_PER_MS
@@ -118,7 +117,9 @@ class LiveTarget:
         """
         self._check_lengths(offer)
         allow_many_files()
-        with first_in_line(self.connection.realtime) as remark, private_loop() as loop, quiet_memory():
+        first = self.connection.realtime
+        with first_in_line(first) as remark, private_loop() as loop, quiet_memory():
+            loop.set_default_executor(threads_beside(first=first and not remark))
             measured = loop.run_until_complete(self._measure(offer, watch))
         self.point += 1
         return with_note(measured, remark)
@@ -167,7 +168,10 @@ class LiveTarget:
 
     def _check_lengths(self, offer: Offer) -> None:
         limit = self._served.max_model_len
-        prompt, output = (_at_least(d) for d in (offer.workload.prompt_tokens, offer.workload.output_tokens))
+        prompt, output = (
+            offer.workload.prompt_tokens.sure_to_reach,
+            offer.workload.output_tokens.sure_to_reach,
+        )
         if limit is not None and prompt + output > limit:
             raise TargetError(
                 f"requests of {prompt} + {output} tokens exceed the server's max_model_len of {limit}",
@@ -287,14 +291,3 @@ def _busy(snapshot: Snapshot | None) -> float:
         engine.gauges.get("num_requests_running", 0.0) + engine.gauges.get("num_requests_waiting", 0.0)
         for engine in snapshot.engines.values()
     )
-
-
-def _at_least(lengths: Lengths) -> int:
-    """The longest length that is sure to come: of a distribution with a tail, its mean."""
-    match lengths.kind:
-        case "uniform":
-            return lengths.high
-        case "empirical":
-            return max(lengths.values, default=1)
-        case _:
-            return round(lengths.mean)
