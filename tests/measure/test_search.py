@@ -148,10 +148,10 @@ def test_it_stops_when_another_server_answers() -> None:
     assert search.trials == []
 
 
-class Throttled(Altered):
-    """Every step takes `factor` times as long from the offer with number `since` on."""
+class Slower(Altered):
+    """Every step of an offer takes `factor` times as long `when` the number of the offer and it say so."""
 
-    def __init__(self, factor: float, since: int) -> None:
+    def __init__(self, factor: float, when: Callable[[int, Offer], bool]) -> None:
         super().__init__()
         cost = REFERENCE.step_cost
         slower = StepCost(
@@ -159,20 +159,29 @@ class Throttled(Altered):
             per_seq_ns=round(cost.per_seq_ns * factor),
             per_prefill_token_ns=round(cost.per_prefill_token_ns * factor),
         )
+        self._usual, self._when = self._target, when
         self._slow = SimulatedTarget(msgspec.structs.replace(REFERENCE, step_cost=slower))
-        self._since = since
 
     def measure(self, offer: Offer, watch: Watch | None = None) -> Measured:
-        if len(self.offers) + 1 >= self._since:
-            self._target = self._slow
+        self._target = self._slow if self._when(len(self.offers) + 1, offer) else self._usual
         return super().measure(offer, watch)
+
+
+@pytest.mark.parametrize("assisted", [True, False])
+def test_a_burst_that_shows_too_little_capacity_caps_no_knee(assisted: bool) -> None:
+    """All clients at once can keep a real front end so busy that the engine shows half of what it can do."""
+    target = Slower(2.0, lambda _, offer: (offer.max_concurrency or 0) > 8)
+    budget = Budget(precision=0.1, server_s=600)
+    knee = _search(target, Search(WORKLOAD, SLO, seed=2, budget=budget, assisted=assisted))
+    assert knee.breaks is not None
+    assert knee.breaks > 0.98 * TRUTH, knee
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_server_that_throttles_during_the_search_is_told(seed: int) -> None:
     """From the second long point on it is a third slower: no single knee is true of all points."""
     search = Search(WORKLOAD, SLO, seed=seed, budget=Budget(precision=0.02, server_s=1200))
-    knee = _search(Throttled(1.33, 5), search)
+    knee = _search(Slower(1.33, lambda number, _: number >= 5), search)
     assert "did the server change?" in knee.reason, f"seed {seed}: {knee}"
     assert knee.holds is not None
     assert knee.breaks is not None

@@ -80,22 +80,30 @@ class Burst(msgspec.Struct, frozen=True, kw_only=True):
     running: int
 
 
-def watch_burst(observed: Observed, now_ns: int) -> Stop:  # noqa: ARG001 - the shape of a watch
-    """End a burst when its batch has turned over: half a batch was completed, and then a whole one."""
+BURST_S, BURST_REQUESTS = 3.0, 200
+"""A burst lasts so long or completes so many: that all its clients arrive at once keeps a real front end busy
+for some tenths of a second, in which the engine is not at its best."""
+
+
+def watch_burst(observed: Observed, now_ns: int) -> Stop:
+    """End a burst when its batch has turned over: half a batch was completed, and then whole ones."""
     done = int((observed.outcome == OK).sum())
+    if now_ns < BURST_S * NS_PER_S and done < BURST_REQUESTS:
+        return ""
     return "enough" if done >= 2 and done >= 1.5 * _running(observed) + 2 else ""
 
 
 def read_burst(observed: Observed, output_tokens: float) -> Burst | None:
-    """The throughput of a burst while its batch turned over once; None where it never did.
+    """The throughput of a burst while its batch turned over; None where it never did.
 
-    From the completion of half a batch to that of one and a half, so that the phases of requests that began
-    together are all in it; tokens made over the mean of tokens asked for, not completions, since the first
-    completions of a burst are its shortest requests.
+    From the completion of half a batch (or a quarter of all) on for as many whole batches as there are, so
+    that the phases of requests that began together are all in it; tokens made over the mean of tokens asked
+    for, not completions, since the first completions of a burst are its shortest requests.
     """
     ends = np.sort(observed.end_ns[observed.outcome == OK])
     running = _running(observed)
-    first, last = running // 2, running // 2 + running
+    first = max(running // 2, len(ends) // 4)
+    last = first + max(1, (len(ends) - 1 - first) // running) * running
     if len(ends) <= last or ends[last] <= ends[first]:
         return None
     begin_ns, end_ns = int(ends[first]), int(ends[last])

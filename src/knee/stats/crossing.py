@@ -12,7 +12,6 @@ _RATES = 601
 _SLOPES = np.exp(np.linspace(math.log(2), math.log(2000), 61))
 _SLOPE_SPREAD = 1.0
 _REACH = 0.25
-_CEILING_ERROR = 0.03
 _TRUST = 0.5
 """The weight of a point: its independent samples are themselves counted from few clusters."""
 
@@ -46,7 +45,11 @@ class Crossing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_crossing(
-    points: Sequence[Seen], allowed: float, ceiling: float, confidence: float = 0.95
+    points: Sequence[Seen],
+    allowed: float,
+    ceiling: float,
+    ceiling_error: float = 0.03,
+    confidence: float = 0.95,
 ) -> Crossing:
     """Where the curve of violations crosses `allowed`, from points on any side of it.
 
@@ -54,9 +57,10 @@ def find_crossing(
     queue's wait is exponential with a decay that shrinks linearly as load nears capacity (Kingman 1962;
     Abate, Choudhury and Whitt 1995). Crossing and slope get a posterior on a grid: the likelihood is
     binomial in effective samples with Student tails in the deviance (so that a point with an underestimated
-    variance cannot decide alone), the prior of the crossing is flat in the log of the rate up to just above
-    `ceiling` (the capacity, as far as known), that of the slope log-normal around the slope which the same
-    law gives for a capacity of `ceiling`. Points far from the crossing count less, since the law is local.
+    variance cannot decide alone), the prior of the crossing is flat in the log of the rate up to `ceiling`
+    (the capacity, as far as known) and fades above it with its relative error, that of the slope log-normal
+    around the slope which the same law gives for a capacity of `ceiling`. Points far from the crossing count
+    less, since the law is local.
 
     Raises:
         ValueError: there are no points.
@@ -64,12 +68,12 @@ def find_crossing(
     if not points:
         raise ValueError("a crossing needs points")
     rates = [point.rate for point in points]
-    grid = np.linspace(
-        math.log(min(*rates, ceiling)) - 1.2, math.log(max(max(rates) * 1.1, ceiling * 1.25)), _RATES
-    )
-    posterior = _posterior(points, allowed, ceiling, grid, centre=None)
+    top = max(max(rates) * 1.1, ceiling * max(1.25, 1 + 4 * ceiling_error))
+    grid = np.linspace(math.log(min(*rates, ceiling)) - 1.2, math.log(top), _RATES)
+    prior = _log_prior(grid, allowed, math.log(ceiling), ceiling_error)
+    posterior = _posterior(points, allowed, prior, grid, centre=None)
     centre = float(grid[int(np.searchsorted(_cumulated(posterior.sum(axis=1)), 0.5))])
-    posterior = _posterior(points, allowed, ceiling, grid, centre)
+    posterior = _posterior(points, allowed, prior, grid, centre)
     cumulated = _cumulated(posterior.sum(axis=1))
     low, middle, high = (
         float(np.exp(np.interp(level, cumulated, grid)))
@@ -81,11 +85,10 @@ def find_crossing(
 
 
 def _posterior(
-    points: Sequence[Seen], allowed: float, ceiling: float, grid: Floats, centre: float | None
+    points: Sequence[Seen], allowed: float, log_prior: Floats, grid: Floats, centre: float | None
 ) -> Floats:
     """Weights over (crossing, slope), normalised."""
-    log_prior = _log_prior(grid, allowed, math.log(ceiling))
-    total: Floats = log_prior
+    total = log_prior.copy()
     for point in points:
         distance = math.log(point.rate) - grid
         law = _deviance(point, _logit(allowed) + _SLOPES[None, :] * distance[:, None])
@@ -109,13 +112,13 @@ def _log_odds(deviance: Floats, point: Seen) -> Floats:
     return lost
 
 
-def _log_prior(grid: Floats, allowed: float, ceiling: float) -> Floats:
+def _log_prior(grid: Floats, allowed: float, ceiling: float, error: float) -> Floats:
     """Flat in the crossing up to the ceiling, then fading; slopes around what the tail law gives."""
     room = np.maximum(0.01, 1 - np.exp(grid - ceiling))
     expected = np.log(np.clip(-math.log(allowed) / room, 5, 300))
     slopes = -0.5 * ((np.log(_SLOPES)[None, :] - expected[:, None]) / _SLOPE_SPREAD) ** 2
     above = np.maximum(0.0, grid - ceiling)
-    prior: Floats = slopes - 0.5 * (above / _CEILING_ERROR)[:, None] ** 2
+    prior: Floats = slopes - 0.5 * (above / error)[:, None] ** 2
     return prior
 
 

@@ -35,15 +35,17 @@ def fit_steps(seen: Sequence[Observed]) -> StepFit | None:
     token x prompts that got their first token there + per context token x tokens held by streaming requests:
     least squares, weighted towards equal relative errors, with costs kept at or above zero. Bins are wider
     than a chunked prefill, so that it does not matter in which of its steps a prompt was read.
+
+    The weights come from the times that are fitted, in a second pass (McCullagh and Nelder 1989, section
+    9.3): weights from the times that were seen would favour the bins that chance made short.
     """
     rows = [row for observed in seen for row in _rows(observed)]
     if len(rows) < _FEWEST_BINS:
         return None
     table = np.array(rows)
     times, causes = table[:, 0], table[:, 1:]
-    causes = causes / times[:, None]
-    found, error = _nonnegative(causes)
-    simple, simple_error = _nonnegative(causes[:, :3])
+    found, error = _weighted(times, causes)
+    simple, simple_error = _weighted(times, causes[:, :3])
     if simple_error < _WORTH * error:  # context explains too little to be told from the rest
         found, error = np.append(simple, 0.0), simple_error
     if found[0] + found[1] <= 0:
@@ -123,17 +125,22 @@ def _context(observed: Observed, at: Ints) -> Floats:
     return np.maximum(total, 0.0)
 
 
-def _nonnegative(causes: Floats) -> tuple[Floats, float]:
-    """Coefficients >= 0 that make every row sum to 1, and the residual (root mean square).
+def _weighted(times: Floats, causes: Floats) -> tuple[Floats, float]:
+    """Coefficients >= 0 by which `causes` add up to `times`, and the relative residual (root mean square)."""
+    found = _nonnegative(times / times, causes / times[:, None])
+    fitted = np.maximum(causes @ found, 0.1 * times)
+    found = _nonnegative(times / fitted, causes / fitted[:, None])
+    return found, float(np.sqrt((((times - causes @ found) / fitted) ** 2).mean()))
 
-    Least squares; while a coefficient is negative, the most negative one is left out.
-    """
+
+def _nonnegative(sums: Floats, causes: Floats) -> Floats:
+    """Least squares; while a coefficient is negative, the most negative one is left out."""
     kept = list(range(causes.shape[1]))
     found = np.zeros(causes.shape[1])
     while kept:
-        solved = np.linalg.lstsq(causes[:, kept], np.ones(len(causes)), rcond=None)[0]
+        solved = np.linalg.lstsq(causes[:, kept], sums, rcond=None)[0]
         if (solved >= 0).all():
             found[kept] = solved
             break
         kept.pop(int(np.argmin(solved)))
-    return found, float(np.sqrt(((1 - causes @ found) ** 2).mean()))
+    return found

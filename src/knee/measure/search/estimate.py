@@ -1,5 +1,6 @@
 """What the points so far say about the knee."""
 
+import statistics
 from collections.abc import Sequence
 
 import msgspec
@@ -8,6 +9,9 @@ from knee.core.slo import Objective, Slo
 from knee.measure.judge import Score
 from knee.measure.trial import Trial
 from knee.stats.crossing import Crossing, Seen, find_crossing
+
+CEILING_ERROR = 0.03
+BURST_ERROR = 0.35
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,11 +37,12 @@ def plain_estimate(trials: Sequence[Trial], slo: Slo, capacity: float, confidenc
     """
     if not trials:
         return None
-    ceiling = ceiling_of(trials, capacity)
+    ceiling, error = ceiling_of(trials, capacity)
     found: list[tuple[Objective, Crossing]] = []
     for number, objective in enumerate(slo.objectives):
         seen = [_seen(trial, trial.scores[number]) for trial in trials]
-        found.append((objective, find_crossing(seen, trials[0].scores[number].allowed, ceiling, confidence)))
+        allowed = trials[0].scores[number].allowed
+        found.append((objective, find_crossing(seen, allowed, ceiling, error, confidence)))
     binding, least = min(found, key=lambda pair: pair[1].estimate)
     return Estimate(
         low=min(crossing.low for _, crossing in found),
@@ -48,10 +53,17 @@ def plain_estimate(trials: Sequence[Trial], slo: Slo, capacity: float, confidenc
     )
 
 
-def ceiling_of(trials: Sequence[Trial], capacity: float) -> float:
-    """The capacity, corrected by what was served without growth: a rate that held cannot be above it."""
+def ceiling_of(trials: Sequence[Trial], capacity: float) -> tuple[float, float]:
+    """The rate that no knee lies above, and the relative error of that.
+
+    What was served while the backlog grew is the capacity. Where none grew, a burst's `capacity` is all there
+    is, and a real server may be better or worse in a burst: a rate that held cannot be above the ceiling.
+    """
+    grew = [trial.point.served_rate for trial in trials if trial.growth.grows]
     served = [trial.point.served_rate for trial in trials if trial.growth.score < 1]
-    return max([capacity, *served])
+    if grew:
+        return max([statistics.median(grew), *served]), CEILING_ERROR
+    return max([capacity, *served]), BURST_ERROR
 
 
 def _seen(trial: Trial, one: Score) -> Seen:
