@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,10 @@ def figure(name: str, value: float, unit: str, bar: float | None = None, better:
 
 
 def overload() -> Iterator[Figure]:
-    """Three times the knee, with the gateway and without."""
+    """Three times the knee, with the gateway and without.
+
+    The gateway has one core to itself; the server and the load share the others, the load before the server.
+    """
     lock = knee_of_one()
     assert lock.knee.holds is not None
     assert lock.at_knee is not None
@@ -72,8 +75,9 @@ def overload() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder, mock_process(MockConfig(engine=ENGINE)) as server:
         path = Path(folder) / "knee.lock"
         write_lock(path, lock)
-        with gateway_process(server.url, "--from", str(path)) as proxy:
-            seen = offered(proxy, HEAVY, rate, OVERLOAD_S)
+        with gateway_process(server.url, "--from", str(path), core=0) as proxy:
+            with off_core(0, server.pid):
+                seen = offered(proxy, HEAVY, rate, OVERLOAD_S)
             own = [float(str(entry["total_ms"])) for entry in proxy.entries() if entry["end"] == "shed"]
         ok, refused = seen.outcome == OK, seen.outcome == REJECTED
         ttft = (seen.first_ns[ok] - seen.due_ns[ok]) / NS_PER_MS
@@ -238,11 +242,24 @@ def knee_of_one() -> Lock:
     return Lock(vllm_version="0.32.0", model="mock", slo=SLO, knee=knee, at_knee=held, simulated=True)
 
 
+@contextmanager
+def off_core(core: int, *pids: int) -> Iterator[None]:
+    """Keep this process and others off a core, where there is another one."""
+    before = {pid: os.sched_getaffinity(pid) for pid in (0, *pids)}
+    try:
+        for pid, cores in before.items():
+            os.sched_setaffinity(pid, (cores - {core}) or cores)
+        yield
+    finally:
+        for pid, cores in before.items():
+            os.sched_setaffinity(pid, cores)
+
+
 def offered(proxy: Proxy, workload: Workload, rate: float, seconds: int) -> Observed:
     """Open-loop load on `proxy` for `seconds`, each request until its end; load goes on until then."""
     if proxy.admin:
         await_ready(proxy, 1)
-    target = connect(Connection(url=proxy.url, ask=Ask(model="")))
+    target = connect(Connection(url=proxy.url, ask=Ask(model=""), realtime=True))
     window_ns = seconds * NS_PER_S
     offer = Offer(
         workload=workload, rate=rate, seed=11, warmup_ns=0, window_ns=window_ns, drain_ns=30 * NS_PER_S

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def compare(
-    baseline: Annotated[Path, typer.Argument(help="Run directory of knee bench or knee sweep: before.")],
+    baseline: Annotated[
+        Path, typer.Argument(help="Run directory of a bench or sweep, or a knee.lock: before.")
+    ],
     candidate: Annotated[Path, typer.Argument(help="The same load and SLO, measured after.")],
     *,
     margin: Annotated[

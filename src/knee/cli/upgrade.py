@@ -17,9 +17,13 @@ upgrade.command("compare")(compare_speed)
 @upgrade.command("plan")
 def plan(
     *,
-    before: Annotated[str, typer.Option("--from", help="The version in use, e.g. 0.27.0.")],
+    before: Annotated[
+        str, typer.Option("--from", help="The version in use, e.g. 0.27.0, or a knee.lock or run of it.")
+    ],
     after: Annotated[str, typer.Option("--to", help="The version to come.")],
-    flags: Annotated[str, typer.Option(help='The flags in use, e.g. "--max-num-seqs 64".')] = "",
+    flags: Annotated[
+        str, typer.Option(help='The flags in use, e.g. "--max-num-seqs 64"; else those of the knee.lock.')
+    ] = "",
     scan: Annotated[Path | None, typer.Option(help="A folder of dashboards, rules and manifests.")] = None,
     tier: Annotated[
         str, typer.Option(help="Devices: huge, large, a100_80g, small, cpu; any by default.")
@@ -34,15 +38,17 @@ def plan(
 
     from knee.catalog.flags import Tier
     from knee.core.errors import EXIT_NEGATIVE, EXIT_OK, NoAnswer, UsageError
+    from knee.upgrade.inuse import in_use
     from knee.upgrade.plan import make_plan
     from knee.upgrade.scan import scan as scan_files
     from knee.upgrade.text import plan_text
 
     if tier and tier not in get_args(Tier):
         raise UsageError(f"unknown tier {tier!r}", f"known: {', '.join(get_args(Tier))}")
+    version, flags = in_use(before, flags)
     seen = scan_files(scan, after) if scan is not None else None
     hits, files = (seen.hits, seen.files) if seen is not None else ((), 0)
-    made = make_plan(before, after, flags, tier=tier, hits=hits, scanned=files)
+    made = make_plan(version, after, flags, tier=tier, hits=hits, scanned=files)
     for file in seen.skipped if seen is not None else ():
         log(f"skipped: {file} is larger than 4 MiB")
     show(made, as_json, lambda: plan_text(made))

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from knee.core.errors import InputError
+from knee.core.lock import read_lock
 from knee.core.point import Judged, Knee, Point
 from knee.core.run import POINTS, open_run, read_lines, read_manifest
 from knee.core.slo import LATENCIES, Objective, Slo
@@ -53,11 +54,16 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_side(path: Path) -> Side:
-    """A run directory of `knee bench` or `knee sweep`.
+    """A run directory of `knee bench` or `knee sweep`, or a `knee.lock` with the knee of one.
 
     Raises:
-        InputError: it is not one, it holds no finished valid point, or it was made without objectives.
+        InputError: it is neither, it holds no finished valid point, or it was made without objectives.
     """
+    if path.is_file():
+        lock = read_lock(path)
+        return Side(
+            name=str(path), slo=lock.slo, workload=lock.workload, points=(), knee=lock.knee, rates_given=False
+        )
     plan = open_run(path)
     offer = plan.get("offer") or {}
     slo = msgspec.convert(plan.get("slo"), Slo | None)
