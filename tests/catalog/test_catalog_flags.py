@@ -36,7 +36,7 @@ def test_every_entry_is_consistent(item: Flag) -> None:
     if item.alias_of:
         assert flag(item.alias_of) is not None
     if item.replaced_by:
-        successor = flag(item.replaced_by)
+        successor = flag(item.replaced_by.split()[0])  # a value may follow it
         assert successor is not None
         assert parse_version(successor.removed or "99") > parse_version(item.removed or item.since)
 

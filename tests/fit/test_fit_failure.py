@@ -169,7 +169,7 @@ def test_the_root_cause_further_up_is_found() -> None:
     ("flag", "says"),
     [
         ("--num-scheduler-steps 8", "--num-scheduler-steps was removed in 0.10.1"),
-        ("--disable-log-requests", "was removed in 0.17.0; use --enable-log-requests"),
+        ("--disable-log-requests", "was removed in 0.17.0; use --no-enable-log-requests"),
         ("--max-num-queued-reqs 4", "--max-num-queued-reqs came with 0.29.0"),
         ("--max-mum-seqs 4", "no flag that the catalog knows"),
     ],
