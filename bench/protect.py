@@ -6,7 +6,6 @@ prompts of 1,000 tokens, 50 out. Their knee is found in virtual time; the gatewa
 
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -20,6 +19,7 @@ import msgspec
 import numpy as np
 
 from bench._gateway_process import Proxy, find_nginx, gateway_process, nginx_process, truth_process
+from bench._ports import free_port
 from bench.figure import Figure
 from knee.core.lock import Lock, write_lock
 from knee.core.point import Knee, Point
@@ -286,9 +286,3 @@ def await_state(proxy: Proxy, condition: Any) -> None:
 
 def percentile(values: Any, q: float) -> float:
     return float(np.percentile(values, q)) if len(values) else float("nan")
-
-
-def free_port() -> int:
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return int(made.getsockname()[1])

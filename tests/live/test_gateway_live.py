@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.live.conftest import Server, running, stop
+from bench._vllm_server import Server, running, stop
 from tests.protect.test_gateway_command import Gateway, gateway
 
 from knee.http1.client import fetch

@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.live.conftest import Start, running
+from bench._vllm_server import running
+from tests.live.conftest import Start
 
 from knee.cli.main import run
 from knee.core.point import Point
