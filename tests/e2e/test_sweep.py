@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -184,3 +185,27 @@ def test_a_search_finds_a_knee_on_the_wire(tmp_path: Path) -> None:
     # 4 sequences of 16 tokens in steps of 24 ms and a prefill of 2.6 ms: some 10 req/s at the very most
     assert 3 < found.knee.holds < found.knee.breaks < 11, found.knee
     assert points_of(run_dir) == list(found.points)
+
+
+def test_the_plan_and_the_time_that_is_left_are_shown(tmp_path: Path) -> None:
+    budget = ["--precision", "30%", "--server-time", "50s", "--points", "2", "--clients", "16"]
+    with mock_process(MockConfig(engine=CAPPED)) as child:
+        arguments = [
+            "sweep",
+            child.url,
+            "--slo",
+            "ttft p95 < 1s",
+            *LOAD,
+            *budget,
+            "--out",
+            str(tmp_path / "run"),
+        ]
+        process = started(arguments)
+        _, said = process.communicate(timeout=240)
+    assert process.returncode in (0, 5), said
+    plan = next(line for line in said.splitlines() if line.startswith("plan: "))
+    assert "±30 %; at most 2 points and 50 s of server time" in plan
+    left = [float(found) for found in re.findall(r"; ([0-9.]+) s left$", said, re.MULTILINE)]
+    assert left[0] == 50
+    assert left == sorted(left, reverse=True)
+    assert len(left) >= 3

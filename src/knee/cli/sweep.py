@@ -9,7 +9,7 @@ import typer
 from knee.cli import load_options as load
 from knee.cli import target_options as to
 from knee.cli.app import JsonOption, log, show
-from knee.cli.sweep_view import SweepResult, render_sweep, tell, told, write_page
+from knee.cli.sweep_view import SweepResult, plan_line, render_sweep, tell, told, write_page
 from knee.core.errors import EXIT_INTERRUPTED, EXIT_NEGATIVE, EXIT_OK, NoAnswer, TargetLost, UsageError
 from knee.core.slo import Slo, parse_slo
 
@@ -103,6 +103,7 @@ def sweep(
     else:
         run = _open_run(out, target, spec, objectives, seed)
     log(f"run directory: {run}" + (f", {len(kept)} points kept" if kept else ""))
+    log(plan_line(budget, clients, offers))
     search = Search(
         spec, objectives, seed=seed, budget=budget, clients=clients, flags=target.describe().flags
     )

@@ -1,5 +1,6 @@
 """What a sweep says while it runs and when it ends."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,16 @@ from knee.cli.app import log
 from knee.core.slo import Slo
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Group
 
     from knee.core.point import Point
     from knee.diagnose.verdict import Diagnosis
     from knee.measure.client.live import LiveTarget
-    from knee.measure.search.budget import Step
+    from knee.measure.search.budget import Budget, Step
     from knee.measure.sweep import Sweep
+    from knee.measure.target import Offer
 
 
 class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,14 +30,29 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     run: str
 
 
+def plan_line(budget: "Budget", clients: int, offers: "Sequence[Offer]") -> str:
+    """What a sweep is going to do, and what it may take of the server's time."""
+    from knee.core.units import NS_PER_S, format_duration
+    from knee.measure.search.timing import cost_s
+
+    if offers:
+        return f"plan: {len(offers)} rates, {format_duration(sum(map(cost_s, offers)) * NS_PER_S)} at most"
+    return (
+        f"plan: one request at a time, a burst of {clients} clients, then open-loop points near the knee "
+        f"until it is known to ±{budget.precision * 100:.3g} %; at most {budget.points} points and "
+        f"{format_duration(budget.server_s * NS_PER_S)} of server time"
+    )
+
+
 def tell(step: "Step") -> None:
     """Say what is measured next, on stderr."""
-    from knee.core.units import format_duration
+    from knee.core.units import NS_PER_S, format_duration
 
     offer = step.offer
     load_ = f"{offer.rate:.4g} req/s" if offer.max_concurrency is None else f"{offer.max_concurrency} clients"
     longest = format_duration(offer.warmup_ns + offer.window_ns + offer.drain_ns)
-    log(f"{step.phase}: {load_}, {longest} at most ({step.why})")
+    left = f"; {format_duration(step.left_s * NS_PER_S)} left" if math.isfinite(step.left_s) else ""
+    log(f"{step.phase}: {load_}, {longest} at most ({step.why}){left}")
 
 
 def told(step: "Step", point: "Point") -> None:

@@ -37,9 +37,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do next: an offer, the watch that ends it, and what it is for."""
+    """What to do next: an offer, the watch that ends it, what it is for; `left_s` of server time before."""
 
     phase: Phase
     offer: Offer
     watch: Watch
     why: str
+    left_s: float = math.inf

@@ -183,7 +183,8 @@ class Search:
             drain_ns=NS_PER_S,
             max_concurrency=clients,
         )
-        return Step(phase=phase, offer=offer, watch=watch_burst if phase == "burst" else watch_light, why=why)
+        watch = watch_burst if phase == "burst" else watch_light
+        return Step(phase=phase, offer=offer, watch=watch, why=why, left_s=self.left_s)
 
     def _open(self, found: Estimate | None) -> Step | None:
         self.reason = self._over(found)
@@ -250,7 +251,7 @@ class Search:
             if found
             else "a first open-loop point"
         )
-        return Step(phase=phase, offer=offer, watch=watch, why=why)
+        return Step(phase=phase, offer=offer, watch=watch, why=why, left_s=self.left_s)
 
     @property
     def _reachable(self) -> float:
