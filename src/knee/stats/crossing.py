@@ -9,7 +9,7 @@ import numpy as np
 from knee.stats.percentile import Floats
 
 _RATES = 601
-_SLOPES = np.exp(np.linspace(math.log(2), math.log(2000), 61))
+_SLOPES = np.exp(np.linspace(math.log(0.5), math.log(2000), 73))
 _SLOPE_SPREAD = 1.0
 _REACH = 0.25
 _TRUST = 0.5

@@ -22,6 +22,8 @@ _TYPICAL_SLOPE = 40.0
 _STEEPEST = 400.0
 _STRIDE = 0.12
 _NEAR_ENOUGH = 0.35
+_AT_IT = 0.02
+_FLATTEST = 0.3
 
 _FARTHEST = math.log(8)
 """Beyond eight times the guess, or an eighth, the model has nothing to do with the server; and a replay at an
@@ -94,7 +96,8 @@ def long_run_knee(shares: Shares, slo: Slo, guess: float, slopes: Sequence[float
 
     A safeguarded secant on the log odds over the log of the rate, beginning at `guess` with `slopes`
     where they are known; each evaluation is a whole long run, so it stops as soon as the last one is so close
-    that the slope tells the rest.
+    that the slope tells the rest. A slope that nobody has seen tells nothing: without `slopes` there are two
+    runs at least, unless the first hits the knee itself.
 
     Raises:
         ValueError: no such rate was found near `guess`.
@@ -103,28 +106,30 @@ def long_run_knee(shares: Shares, slo: Slo, guess: float, slopes: Sequence[float
     at, found = math.log(guess), shares(guess)
     seen = _odds(found)
     low, high, stride = -math.inf, math.inf, _STRIDE
+    measured = bool(slopes)
     slopes = list(slopes) or [_TYPICAL_SLOPE] * len(allowed)
     for _ in range(_EVALUATIONS):
         number = max(range(len(allowed)), key=lambda i: seen[i] - allowed[i])
         missing = allowed[number] - seen[number]
-        low, high = (at, high) if missing > 0 else (low, at)
         step = missing / slopes[number]
+        near = abs(missing) < (_NEAR_ENOUGH if measured else _AT_IT)
+        if near and abs(step) < _STRIDE / 3:
+            return _long_run(at, found, slopes, allowed)
+        low, high = (at, high) if missing > 0 else (low, at)
         if low == -math.inf or high == math.inf:  # not between two yet: go, and ever faster
             step = math.copysign(min(max(abs(step), stride / 4), stride), step)
             stride *= 1.7
         if not low < at + step < high:
             step = (low + high) / 2 - at
-        if abs(missing) < _NEAR_ENOUGH and abs(step) < _STRIDE / 3:
-            return _long_run(at, found, slopes, allowed)
         before, was = seen, at
         at += step
         if abs(at - math.log(guess)) > _FARTHEST:
             break
         found = shares(math.exp(at))
-        seen = _odds(found)
+        seen, measured = _odds(found), True
         for i in range(len(allowed)):
             if -9 < seen[i] < 9 and -9 < before[i] < 9:
-                slopes[i] = min(_STEEPEST, max(1.0, (seen[i] - before[i]) / (at - was)))
+                slopes[i] = min(_STEEPEST, max(_FLATTEST, (seen[i] - before[i]) / (at - was)))
     raise ValueError(f"no knee near {guess:g}")
 
 

@@ -38,8 +38,14 @@ FIRST_ERROR = 0.025
 PROBE_SHARE = 0.25
 """A probe is this share of a long point."""
 
+PROBE_TIME = 0.3
+"""The most of what is left of the server time that a probe may take."""
+
 BEYOND = 0.25
 """How far above the interval the point beyond the knee lies; it lasts for five standard deviations."""
+
+ASIDE = 0.08
+"""How far from the estimate points without a model lie, to either side."""
 
 CLOSE = 0.12
 """Half-width of the interval at which probing ends."""
@@ -144,6 +150,8 @@ class Search:
         found = self.evidence.estimate()
         burst = self.evidence.burst
         holds, breaks = (found.low, found.high) if found else (None, None)
+        if found and found.method == "plain" and all(_broke(trial) for trial in self.trials):
+            holds = None  # extrapolated: nothing at or below it was seen to hold
         if self._client_bound and found:
             held = [trial.offer.rate for trial in self.trials if trial.point.holds]
             holds, breaks = max(held, default=None), None
@@ -223,7 +231,7 @@ class Search:
     def _beyond(self, found: Estimate) -> Step | None:
         """A short point above the interval, unless one broke there already or there is no room for it."""
         above = [trial for trial in self.trials if trial.offer.rate > found.high]
-        broke = any(trial.point.holds is False or trial.growth.grows for trial in above)
+        broke = any(map(_broke, above))
         if broke or len(self.trials) >= self.budget.points:
             return None
         requests = self.evidence.profile.requests_for(BEYOND / 5)
@@ -232,15 +240,16 @@ class Search:
     def _offer(
         self, phase: Phase, found: Estimate | None, requests: float, rate: float | None = None
     ) -> Step | None:
-        rate = min(rate or (found.estimate if found else self.evidence.first_rate), self._reachable)
-        timing = self.evidence.timing
+        rate = min(rate or self._likeliest(found), self._reachable)
+        # A probe is to leave room for others; and to the nanosecond, all that is left could be too long.
+        longest_s = self.left_s * (PROBE_TIME if phase == "probe" else 1 - 1e-9) - 1e-6
         offer = open_offer(
             self.workload,
-            timing,
+            self.evidence.timing,
             rate=rate,
             seed=self._next_seed(),
             requests=max(200.0, requests),
-            longest_s=min(self.left_s, LONGEST_S),
+            longest_s=min(longest_s, LONGEST_S),
         )
         if cost_s(offer) > self.left_s or offer.window_ns * rate < 50 * NS_PER_S:
             self.reason = "the server time is spent"
@@ -252,6 +261,21 @@ class Search:
             else "a first open-loop point"
         )
         return Step(phase=phase, offer=offer, watch=watch, why=why, left_s=self.left_s)
+
+    def _likeliest(self, found: Estimate | None) -> float:
+        """Where to measure next: at the estimate, but ever further down while every point broke.
+
+        Without a model on alternating sides of it: points at one rate do not tell how steep the curve is.
+        """
+        if found is None:
+            return self.evidence.first_rate
+        if all(map(_broke, self.trials)):
+            lowest = min(trial.offer.rate for trial in self.trials)
+            return float(min(found.estimate, lowest / 2 ** (len(self.trials) - 1)))
+        if found.method == "plain" and len(self.trials) > 1:
+            aside = min(ASIDE, found.half_width / 2)
+            return found.estimate * (1 + aside if len(self.trials) % 2 else 1 - aside)
+        return found.estimate
 
     @property
     def _reachable(self) -> float:
@@ -267,3 +291,8 @@ class Search:
 
     def _next_seed(self) -> int:
         return self._seed * 1000 + len(self._done)
+
+
+def _broke(trial: Trial) -> bool:
+    """Whether the SLO surely broke at a point, or its backlog grew without bound."""
+    return trial.point.holds is False or trial.growth.grows
