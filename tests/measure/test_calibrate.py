@@ -208,7 +208,7 @@ def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "said", "code"),
     [
-        (["calibrate", "http://localhost:8000"], "is a server", 2),
+        (["calibrate", "http://127.0.0.1:9"], "refuses connections", 4),
         (["calibrate", "/nowhere"], "not a run directory", 3),
         (["simulate", "--like", "/nowhere"], "/nowhere cannot be read", 3),
         (["simulate", "--like", __file__], "no calibration", 3),
