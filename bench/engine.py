@@ -1,14 +1,15 @@
 """How fast the engine is, against the reference document's program in the same run.
 
 Both are timed in CPU seconds, in turns, and the best of each counts: a busy machine slows both alike.
+REQUESTS=10_000_000 makes the long run ten million requests (some minutes); by default it is two.
 """
 
 import json
+import os
 import random
 import resource
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal, TypeVar
@@ -21,18 +22,18 @@ from bench.figure import Figure
 from knee.core.clock import RealClock
 from knee.core.requests import NEVER, Ints, Requests, column
 from knee.core.units import NS_PER_MS, NS_PER_S
+from knee.engine.books import Books
+from knee.engine.columns import Columns
 from knee.engine.config import REFERENCE
 from knee.engine.engine import Engine
 from knee.engine.plain import Plain
-from knee.engine.plain_books import observed
-from knee.engine.request import Request
-from knee.engine.skip import skip_until
+from knee.engine.skip import Skip
 
 A = TypeVar("A")
 B = TypeVar("B")
 RATES = (10, 15, 18, 19, 20, 21, 24)
 ROUNDS = 5
-CLIENTS = 200
+CLIENTS, STRETCH = 200, 1024
 FULL = msgspec.structs.replace(REFERENCE, num_gpu_blocks=6_000, enable_prefix_caching=True)
 """The document's costs and caps, with a KV cache of 96,000 tokens: memory binds, and preempts at times."""
 
@@ -41,6 +42,7 @@ def run() -> Iterator[Figure]:
     """All figures."""
     yield from _own_model()
     yield from _everything()
+    yield from _everything_open()
     yield from _command()
 
 
@@ -48,12 +50,12 @@ def _own_model() -> Iterator[Figure]:
     theirs_s = ours_s = 0.0
     requests = alike = ended = 0
     for rate in RATES:
-        (done, their_s), (plain, our_s) = _in_turns(partial(simulate, rate), partial(_plain, _arrivals(rate)))
+        (done, their_s), (books, our_s) = _in_turns(partial(simulate, rate), partial(_plain, _arrivals(rate)))
         theirs_s += their_s
         ours_s += our_s
-        requests += plain.offered
+        requests += books.drive.arrived
         ended += len(done)
-        alike += _alike(done, plain)
+        alike += _alike(done, books)
         yield _figure(f"own model at {rate} req/s, times the document's program", their_s / our_s, "x")
     yield _figure("own model, the document's program", requests / theirs_s, "requests/s")
     yield _figure("own model, this engine", requests / ours_s, "requests/s")
@@ -61,12 +63,13 @@ def _own_model() -> Iterator[Figure]:
     yield _figure("requests with the same first and last instant", alike / ended, "share", bar=1)
 
 
-def _plain(due: Ints) -> Plain:
+def _plain(due: Ints) -> Books:
     ones = np.ones(len(due), dtype=np.int64)
+    engine = Engine(REFERENCE)
     schedule = Requests(due_ns=due, prompt_tokens=PROMPT * ones, output_tokens=OUTPUT * ones)
-    plain = Plain(REFERENCE, iter([schedule]))
-    plain.advance(DURATION_MS * NS_PER_MS)
-    return plain
+    plain = Plain(engine, Columns(iter([schedule])))
+    assert plain.advance(DURATION_MS * NS_PER_MS)
+    return Books(plain, engine.metrics)
 
 
 def _arrivals(rate: float) -> Ints:
@@ -77,9 +80,9 @@ def _arrivals(rate: float) -> Ints:
     return column(np.rint(np.asarray(due[1:]) * NS_PER_MS))
 
 
-def _alike(done: list[tuple[Req, float]], plain: Plain) -> int:
+def _alike(done: list[tuple[Req, float]], books: Books) -> int:
     """Requests with the same instants, but for the rounding of theirs: floats in ms, ours are whole ns."""
-    seen = observed(plain)
+    seen = books.observed()
     ended = seen.end_ns != NEVER
     theirs = sorted((r.arrival, r.first or 0.0, last) for r, last in done)
     ours = zip(seen.first_ns[ended] / NS_PER_MS, seen.last_ns[ended] / NS_PER_MS, strict=True)
@@ -89,73 +92,70 @@ def _alike(done: list[tuple[Req, float]], plain: Plain) -> int:
     )
 
 
-class _Stream:
-    """Requests that are not kept: lengths around the document's, one in two opens with one of 20 texts.
-
-    Each of CLIENTS sends its next one when its last one has ended, so that what waits stays bounded.
-    """
-
-    def __init__(self, requests: int) -> None:
-        self.left = requests
-        self.done = 0
-        self.upcoming: deque[Request] = deque()
-        self._rng = np.random.default_rng(7)
-        self._drawn = iter(list[tuple[int, int, int]]())
-        for _ in range(CLIENTS):
-            self._send(0)
-
-    def take(self) -> Request:
-        return self.upcoming.popleft()
-
-    def refused(self, request: Request, reason: str, now_ns: int) -> None:
-        raise AssertionError(f"{request} at {now_ns}: {reason}")
-
-    def ended(self, requests: list[Request]) -> None:
-        self.done += len(requests)
-        for request in requests:
-            self._send(request.finished_ns)
-
-    def _send(self, now_ns: int) -> None:
-        if not self.left:
-            return
-        self.left -= 1
-        row = next(self._drawn, None)
-        if row is None:
-            rng, n = self._rng, 1024
-            columns = (
-                np.clip(rng.lognormal(6.7, 0.6, n), 257, 6000),
-                np.clip(rng.lognormal(5.1, 0.6, n), 1, 2000),
-                rng.integers(0, 40, n),
-            )
-            self._drawn = iter(np.stack(columns).astype(np.int64).T.tolist())
-            row = next(self._drawn)
-        prompt, output, text = row
-        shared = ((text, 256),) if text < 20 else ()
-        self.upcoming.append(Request(self.left, prompt, output, arrival_ns=now_ns, shared=shared))
+def _lengths(requests: int) -> Iterator[Requests]:
+    """Lengths around the document's; one prompt in two opens with one of 20 texts of 256 tokens."""
+    rng, texts = np.random.default_rng(7), [((text, 256),) if text < 20 else () for text in range(40)]
+    for sent in range(0, requests, STRETCH):
+        n = min(STRETCH, requests - sent)
+        prompts = np.clip(rng.lognormal(6.7, 0.6, STRETCH), 257, 6000)[:n]
+        outputs = np.clip(rng.lognormal(5.1, 0.6, STRETCH), 1, 2000)[:n]
+        opens = rng.integers(0, 40, STRETCH)[:n].tolist()
+        yield Requests(
+            due_ns=np.zeros(n, dtype=np.int64),
+            prompt_tokens=prompts.astype(np.int64),
+            output_tokens=outputs.astype(np.int64),
+            shared=tuple(map(texts.__getitem__, opens)),
+        )
 
 
 def _everything() -> Iterator[Figure]:
     due = _arrivals(20)
     (engine, full_s), (_, their_s) = _in_turns(partial(_full, 20_000), partial(simulate, 20), rounds=3)
-    preempted, hits = (
-        engine.metrics.preemptions / 20_000,
-        engine.metrics.cache_hits / engine.metrics.cache_queries,
-    )
+    counted = engine.metrics
     theirs = int((due < DURATION_MS * NS_PER_MS).sum()) / their_s
-    yield _figure("everything on: preemptions", preempted, "a request")
+    yield _figure("everything on: preemptions", counted.preemptions / 20_000, "a request")
+    hits = counted.cache_hits / counted.cache_queries
     yield _figure("everything on: prompt tokens found in the prefix cache", hits, "share")
     yield _figure("everything on, this engine", 20_000 / full_s, "requests/s")
     yield _figure("everything on, times the document's program", 20_000 / full_s / theirs, "x", bar=5)
-    small, large = _child(100_000), _child(1_000_000)
-    yield _figure("everything on, 1,000,000 requests: peak memory", large, "MB")
-    yield _figure("peak memory that 900,000 requests more take", large - small, "MB", bar=5, better="lower")
+    most = int(os.environ.get("REQUESTS", "2_000_000"))
+    small, large = _child(200_000), _child(most)
+    yield _figure(f"everything on, {most:,} requests: peak memory", large, "MB")
+    yield _figure("peak memory, times that of 200,000 requests", large / small, "x", bar=1.1, better="lower")
+
+
+def _everything_open() -> Iterator[Figure]:
+    """The document's arrivals on the same engine: below its knee, at it, and in overload."""
+    for rate in RATES:
+        due = _arrivals(rate)
+        drawn = list(_lengths(len(due)))
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in drawn])
+            for name in ("prompt_tokens", "output_tokens")
+        }
+        shared = tuple(text for part in drawn for text in part.shared or ())
+        schedule = Requests(due_ns=due, shared=shared, **columns)
+        (_, full_s), (_, their_s) = _in_turns(partial(_open, schedule), partial(simulate, rate), rounds=3)
+        yield _figure(f"everything on, open loop at {rate} req/s", their_s / full_s, "x")
+
+
+def _open(schedule: Requests) -> Engine:
+    engine = Engine(FULL)
+    skip = Skip(engine, Columns(iter([schedule])))
+    skip.advance(DURATION_MS * NS_PER_MS)
+    Books(skip, engine.metrics, kept=False).enter()
+    return engine
 
 
 def _full(requests: int) -> Engine:
-    engine, stream = Engine(FULL), _Stream(requests)
-    now_ns = 0
-    while stream.done < requests:
-        now_ns = skip_until(engine, stream, now_ns, now_ns + 10 * NS_PER_S)
+    """CLIENTS, each of whom sends its next request when its last one has ended; no request is kept."""
+    engine = Engine(FULL)
+    skip = Skip(engine, Columns(_lengths(requests), CLIENTS))
+    books, until_ns = Books(skip, engine.metrics, kept=False), 0
+    while engine.metrics.finished["length"] < requests:
+        until_ns += 1000 * NS_PER_S
+        skip.advance(until_ns)
+        books.enter()
     return engine
 
 
@@ -163,7 +163,7 @@ def _child(requests: int) -> float:
     """Peak memory in MB of a process that simulates `requests`."""
     code = f"import bench.engine as b; b._full({requests}); print(b.peak_mb())"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=1800
     )
     return float(json.loads(done.stdout))
 

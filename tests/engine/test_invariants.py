@@ -4,14 +4,15 @@ import random
 from collections import Counter
 
 from hypothesis import given, settings
-from tests.engine.worlds import EXAMPLES, Recorded, World, worlds
+from tests.engine.worlds import EXAMPLES, World, worlds
 
-from knee.core.requests import NEVER
+from knee.core.requests import NEVER, Requests, column
+from knee.engine.columns import Columns
 from knee.engine.config import EngineConfig, StepCost
 from knee.engine.drive import offer
 from knee.engine.engine import Engine, StepResult
 from knee.engine.request import Request
-from knee.engine.skip import skip_until
+from knee.engine.skip import Skip
 
 MOST_STEPS = 50_000
 
@@ -126,11 +127,13 @@ def test_who_is_preempted_is_mostly_preempted_once() -> None:
     A cache of 320,000 tokens, lognormal lengths (means about 590 and 230), and more load than it can carry.
     """
     rng = random.Random(7)
-    requests, arrival = [], 0
-    for number in range(10_000):
+    rows, arrival = [], 0
+    for _ in range(19_800):
         arrival += round(rng.expovariate(70) * 1e9)
         prompt, output = round(rng.lognormvariate(6.2, 0.6)), round(rng.lognormvariate(5.2, 0.7))
-        requests.append(Request(number, max(1, prompt), max(1, output), arrival_ns=arrival))
+        rows.append((arrival, max(1, prompt), max(1, output)))
+    due, prompts, outputs = column(rows).T
+    columns = Columns(iter([Requests(due_ns=due, prompt_tokens=prompts, output_tokens=outputs)]))
     config = EngineConfig(
         step_cost=StepCost(fixed_ns=15_000_000, per_seq_ns=30_000, per_prefill_token_ns=9_000),
         max_num_seqs=1024,
@@ -138,11 +141,10 @@ def test_who_is_preempted_is_mostly_preempted_once() -> None:
         num_gpu_blocks=20_000,
         enable_prefix_caching=True,
     )
-    load = Recorded(requests)
-    skip_until(Engine(config), load, 0, arrival + 10**13)
-    counts = Counter(request.preemptions for request in requests)
-    preempted = len(requests) - counts[0]
-    assert len(load.order) == len(requests)
-    assert 0.03 < preempted / len(requests) < 0.15
-    assert counts[1] / preempted >= 0.9
-    assert max(counts) <= 5
+    skip = Skip(Engine(config), columns)
+    skip.advance(arrival + 10**13)
+    assert NEVER not in columns.last
+    times = Counter(skip.preempted.values())
+    assert 0.03 < len(skip.preempted) / len(rows) < 0.15
+    assert times[1] / len(skip.preempted) >= 0.9
+    assert max(times) <= 5

@@ -179,6 +179,12 @@ def test_an_slo_that_never_holds_has_no_knee(found: Calibration) -> None:
         predict_knee(found, found.engine, WORKLOAD, parse_slo("ttft p95 < 1ms"))
 
 
+@pytest.mark.parametrize("slo", ["ttft p95 < 10000s", "itl p99 < 10s", "e2e p99 < 20000s"])
+def test_an_slo_that_always_holds_has_no_knee(found: Calibration, slo: str) -> None:
+    with pytest.raises(NoAnswer, match="holds for 12,000 requests even at 414 req/s, 8 times"):
+        predict_knee(found, found.engine, WORKLOAD, parse_slo(slo))
+
+
 def test_saved_and_read_again_it_is_the_same(found: Calibration, run: Path, tmp_path: Path) -> None:
     write_atomically(tmp_path / "cal.json", found)
     assert load_calibration(tmp_path / "cal.json") == found == load_calibration(run)
@@ -202,7 +208,7 @@ def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "said", "code"),
     [
-        (["calibrate", "http://localhost:8000"], "is a server", 2),
+        (["calibrate", "http://127.0.0.1:9"], "refuses connections", 4),
         (["calibrate", "/nowhere"], "not a run directory", 3),
         (["simulate", "--like", "/nowhere"], "/nowhere cannot be read", 3),
         (["simulate", "--like", __file__], "no calibration", 3),

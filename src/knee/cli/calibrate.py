@@ -1,17 +1,22 @@
-"""`knee calibrate`: fit the simulated engine to a recorded run."""
+"""`knee calibrate`: fit the simulated engine to a recorded run, or to a live server."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from knee.cli import load_options as load
+from knee.cli import target_options as to
 from knee.cli.app import JsonOption, log, show
-from knee.core.errors import UsageError
+from knee.core.errors import NoAnswer, TargetLost
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from knee.core.point import Point
+    from knee.measure.client.live import Connection
     from knee.measure.model.calibrate import Calibration
+    from knee.measure.search.budget import Step
 
 NAMES = {
     "fixed": "a step",
@@ -22,7 +27,9 @@ NAMES = {
 
 
 def calibrate(
-    run: Annotated[str, typer.Argument(help="The run directory of a sweep.", metavar="RUN")],
+    run: Annotated[
+        str, typer.Argument(help="The run directory of a sweep, or a server's URL.", metavar="RUN|URL")
+    ],
     *,
     below: Annotated[float | None, typer.Option(help="Use only points at rates up to this.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Where the run does not tell it.")] = None,
@@ -31,10 +38,23 @@ def calibrate(
     ] = None,
     num_gpu_blocks: Annotated[int | None, typer.Option(help="Where the run does not tell it.")] = None,
     out: Annotated[Path | None, typer.Option(help="Save the calibration, for knee simulate --like.")] = None,
+    server_time: Annotated[str, typer.Option(help="With a URL: load it for so long at most.")] = "3m",
+    prompt: load.PromptOption = "1000",
+    output: load.OutputOption = "200",
+    seed: load.SeedOption = 1,
+    workload: load.WorkloadOption = None,
+    model: to.ModelOption = "",
+    endpoint: to.EndpointOption = "completions",
+    body: to.BodyOption = None,
+    header: to.HeaderOption = None,
+    api_key_file: to.KeyOption = None,
+    metrics: to.MetricsOption = None,
+    timeout: to.TimeoutOption = "10m",
     as_json: JsonOption = False,
 ) -> None:
     """Fit the step cost of the simulated engine to what a run's requests saw.
 
+    With a URL the server is first measured at light to medium load, and the run kept in runs/calibrate-N.
     Shows each part with its 95 % interval, the fitted engine beside every measured point, and how far it may
     be trusted.
     """
@@ -42,19 +62,65 @@ def calibrate(
     from knee.measure.model.calibrate import calibrate as fit
     from knee.measure.recorded import read_recorded
 
+    folder = Path(run)
     if run.startswith(("http://", "https://")):
-        raise UsageError(f"{run} is a server", "knee sweep URL --out RUN first, then knee calibrate RUN")
+        connection = to.connection_from(
+            run, model=model, endpoint=endpoint, body=body, headers=header, key_file=api_key_file,
+            metrics=metrics, timeout=timeout, realtime=False,
+        )  # fmt: skip
+        flags_of_load = load.LoadFlags(prompt=prompt, output=output, seed=seed, workload=workload)
+        folder = _measure(connection, flags_of_load, server_time)
     given = {
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "num_gpu_blocks": num_gpu_blocks,
     }
     flags = {name: value for name, value in given.items() if value is not None}
-    found = fit(read_recorded(Path(run)), flags, float("inf") if below is None else below)
+    found = fit(read_recorded(folder), flags, float("inf") if below is None else below)
     if out is not None:
         write_atomically(out, found)
         log(f"saved to {out}")
     show(found, as_json, lambda: _shown(found))
+
+
+def _measure(connection: "Connection", flags: load.LoadFlags, server_time: str) -> Path:
+    """Measure a server at light to medium load; the run directory.
+
+    Raises:
+        TargetLost: the server was lost on the way.
+        NoAnswer: the measurement was interrupted, or the server does not answer in time.
+    """
+    from knee.cli.sweep_view import tell, told
+    from knee.core.run import create_run, new_folder
+    from knee.core.slo import Slo
+    from knee.core.units import NS_PER_S, parse_duration_ns
+    from knee.measure.client.live import connect
+    from knee.measure.light import light_offers
+    from knee.measure.single import live_point
+    from knee.measure.sweep import Recorder, finish, plan_of, sweep_offers
+
+    spec, _ = load.workload_from(flags)
+    server_s = parse_duration_ns(server_time) / NS_PER_S
+    seen: list[Point] = []
+    target = connect(connection)
+    for note in target.notes:
+        log(f"note: {note}")
+    plan = plan_of("sweep", target, spec, Slo(()), flags.seed)
+    run = target.run = create_run(new_folder(Path("runs"), "calibrate"), plan)
+    log(f"run directory: {run}")
+
+    def heard(step: "Step", point: "Point") -> None:
+        seen.append(point)
+        told(step, point)
+
+    recorder = Recorder(make_point=live_point, run=run, tell=tell, told=heard)
+    found = sweep_offers(target, light_offers(spec, flags.seed, server_s, seen), Slo(()), recorder)
+    finish(run, found)
+    if found.ended == "target lost":
+        raise TargetLost(f"{connection.url} was lost: {found.why}", f"look at its log; {run} has the points")
+    if found.ended == "interrupted":
+        raise NoAnswer("interrupted before it was calibrated", f"knee calibrate {run} takes what there is")
+    return run
 
 
 def _shown(found: "Calibration") -> "Group":

@@ -92,6 +92,8 @@ class Engine:
             return False
         if self._pending is None:
             self._drop(request, now_ns)
+            if not self.requests:
+                self.scheduler.catch_up()
         else:
             self._aborting.append(request)
         return True
@@ -193,8 +195,12 @@ class Engine:
     def snapshot(self, at_ns: int) -> EngineSnapshot:
         """The engine's metrics at `at_ns`, under normalised names."""
         self.settle(at_ns)
+        return self.snapshot_of(self.gauges())
+
+    def snapshot_of(self, gauges: dict[str, float]) -> EngineSnapshot:
+        """The engine's metrics, with these gauges."""
         return EngineSnapshot(
-            gauges=self.gauges(),
+            gauges=gauges,
             counters=self.metrics.counters(),
             histograms=self.metrics.histograms(),
             info=cache_config_info(self.config),
@@ -203,14 +209,8 @@ class Engine:
     def gauges(self) -> dict[str, float]:
         """The gauges as they stood when the last step ended."""
         scheduler = self.scheduler
-        waiting = float(len(scheduler.waiting) + len(scheduler.incoming))
-        return {
-            "num_requests_running": float(len(scheduler.running)),
-            "num_requests_waiting": waiting,
-            "num_requests_waiting_by_reason{capacity}": waiting,
-            "num_requests_waiting_by_reason{deferred}": 0.0,
-            "kv_cache_usage_perc": scheduler.kv.usage,
-        }
+        waiting = len(scheduler.waiting) + len(scheduler.incoming)
+        return gauges_of(len(scheduler.running), waiting, scheduler.kv.usage)
 
     def unfinished(self) -> Iterator[tuple[Request, int, int, int]]:
         """Between steps, requests with some of their tokens: when the first came, how many, when the last."""
@@ -247,6 +247,17 @@ class Engine:
         self.scheduler.leave(request)
         request.last_ns = request.finished_ns = now_ns
         self.metrics.ended(request, request.made, "abort")
+
+
+def gauges_of(running: int, waiting: int, usage: float) -> dict[str, float]:
+    """The gauges under their normalised names."""
+    return {
+        "num_requests_running": float(running),
+        "num_requests_waiting": float(waiting),
+        "num_requests_waiting_by_reason{capacity}": float(waiting),
+        "num_requests_waiting_by_reason{deferred}": 0.0,
+        "kv_cache_usage_perc": usage,
+    }
 
 
 def cache_config_info(config: EngineConfig) -> dict[str, str]:

@@ -51,7 +51,11 @@ class KvCache:
         `watermark` blocks stay free unless it is `alone` (kv_cache_manager.allocate_slots, 0.24 and later).
         """
         size = self.block_size
-        cached, idle = self.cache.hit(request) if self.cache is not None else (0, 0)
+        cached = idle = 0
+        if (
+            self.cache is not None
+        ):  # one token is always left to compute (kv_cache_manager.get_computed_blocks)
+            cached, idle = self.cache.hit(request.shared, request.own, (request.target - 1) // size)
         tokens = min(budget, request.target - cached * size)
         after = cached * size + tokens
         needed = -(-after // size) - cached
@@ -61,7 +65,8 @@ class KvCache:
         request.computed = cached * size
         if self.cache is not None:
             self.free -= idle
-            self.cache.acquire(request, cached)
+            request.lease = self.cache.acquire(request.shared, request.own, cached)
+            request.own = None
         self.take(needed)
         if request.lease is not None and self.cache is not None:
             self.cache.extend(request.lease, cached, after // size)
@@ -71,7 +76,9 @@ class KvCache:
         """Give back what a request with `tokens` tokens of KV holds; `again`: it will come back."""
         size = self.block_size
         blocks = -(-tokens // size)
-        if self.cache is None:
+        if self.cache is None or request.lease is None:
             self.free += blocks
             return
-        self.free += self.cache.release(request, blocks, tokens // size, again)
+        freed, request.own = self.cache.release(request.lease, blocks, tokens // size, again)
+        request.lease = None
+        self.free += freed

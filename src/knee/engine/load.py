@@ -124,9 +124,9 @@ class ClosedLoop:
 
 
 def insert(upcoming: deque[Request], request: Request) -> None:
-    """Put a request where it belongs by its arrival, behind those of the same instant."""
-    later = deque[Request]()
-    while upcoming and upcoming[-1].arrival_ns > request.arrival_ns:
+    """Put a request where it belongs by its arrival, and by its number among those of the same instant."""
+    later, key = deque[Request](), (request.arrival_ns, request.id)
+    while upcoming and (upcoming[-1].arrival_ns, upcoming[-1].id) > key:
         later.appendleft(upcoming.pop())
     upcoming.append(request)
     upcoming.extend(later)

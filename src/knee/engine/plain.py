@@ -1,130 +1,117 @@
-"""The plain case at full speed: open loop, first come first served, and memory enough for all who run.
+"""The plain case at full speed: open loop, no shared text, and memory for all who may run.
 
-Then nothing but seats, the token budget and time decides. A request is a row number, who decodes is a heap
-of (step of the end, row), who waits is a range of rows, and at most one prefill is unfinished, the last one.
-It is the same state machine as `scheduler`, and what it makes happen is the same, exactly; where it might not
-be, `NotPlain` sends the caller to the general drive.
+Then nothing but seats, the token budget and time decides. Who decodes is a heap of (step of the end, row),
+who waits is a range of rows, and at most one prefill is unfinished, the last one. It is the same state
+machine as `skip`, which can go on from any instant.
 """
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-import numpy as np
-
-from knee.core.requests import NEVER, Ints, Requests, column
-from knee.engine.config import EngineConfig, FrontEnd
-
-ROW_BITS = 40
-ROW_MASK = (1 << ROW_BITS) - 1
-FAR = 1 << 62
-
-
-class NotPlain(Exception):  # noqa: N818 - no error: a case for the general drive
-    """Something else than seats and tokens may bind."""
+from knee.engine.batch import ROW_BITS, ROW_MASK
+from knee.engine.columns import FAR_NS, Columns
+from knee.engine.config import EngineConfig
+from knee.engine.engine import Engine, gauges_of
+from knee.engine.skip import can_skip
 
 
 def is_plain(config: EngineConfig) -> bool:
     """Whether an engine is plain as long as its memory is not short."""
     return (
-        config.scheduling_policy == "fcfs"
-        and not config.long_prefill_token_threshold
+        can_skip(config)
         and not config.step_cost.per_context_token_ns
         and config.max_num_queued_reqs is None
         and config.max_num_queued_tokens is None
         and not config.async_scheduling
-        and config.front_end == FrontEnd()
     )
 
 
 class Plain:
-    """One open-loop point; instants count from its start, and the columns grow with the schedule."""
+    """The requests of `columns` on an idle engine. Instants count from the start of the point."""
 
-    def __init__(self, config: EngineConfig, schedule: Iterator[Requests]) -> None:
+    def __init__(self, engine: Engine, columns: Columns) -> None:
+        config = engine.config
         self.config = config
-        self._schedule = schedule
-        self._drawn: list[Requests] = []
-        self.due: list[int] = []
-        self.prompt: list[int] = []
-        self.output: list[int] = []
-        self.blocks: list[int] = []  # each request's blocks at its end
-        self.last: list[int] = []
+        self.columns = columns
         self.now_ns = 0
         self.steps = 0
-        self.offered = 0  # rows before this one have arrived
+        self.arrived = 0  # rows before this one have arrived
         self.begun = 0  # rows before this one have been scheduled
-        self.decodes = [FAR << ROW_BITS]  # a heap of (steps done at the end, row), and one that never ends
+        self.ends = [FAR_NS << ROW_BITS]  # a heap of (steps done at the end, row), and one that never comes
         self.left = 0  # prompt tokens that the last row begun has still to compute
-        self.committed = 0  # blocks of all that run, at their ends
-        self.memory = config.num_gpu_blocks - int(config.watermark * config.num_gpu_blocks)
-        # See `told`; these two are flat, and emptied at the end of each `advance`.
-        self._mixed: list[int] = []
-        self._quiet: list[int] = []
-        self._told: list[tuple[Ints, Ints]] = [(column([]).reshape(-1, 5), column([]).reshape(-1, 4))]
+        self.leaving: list[int] = []  # as in `skip`, but they stay empty
+        self.late: list[int] = []
+        self.cached: dict[int, int] = {}
+        self.preempted: dict[int, int] = {}
+        self.mixed: list[int] = []  # see `books`
+        self.quiet: list[int] = []
+        memory = config.num_gpu_blocks - int(config.watermark * config.num_gpu_blocks)
+        blocks = (memory - 1) // config.max_num_seqs  # that each who runs may hold, and memory never binds
+        knows = engine.scheduler.kv.cache is not None and engine.scheduler.kv.cache.root.children
+        self.longest = -1 if knows else min(config.max_model_len, blocks * config.block_size + 1)
 
-    def advance(self, until_ns: int) -> None:
-        """Run until the first step that ends at `until_ns` or later.
+    @property
+    def silent(self) -> int:
+        """How many of the rows begun have no token yet: one at most."""
+        return int(self.left > 0)
 
-        Raises:
-            NotPlain: memory might become short.
-        """
-        while not self.due or self.due[-1] <= until_ns:
-            self._draw()
-        if self.now_ns < until_ns:
-            self._run(until_ns)
-        while self.due[-1] < self.now_ns:
-            self._draw()
-        while self.due[self.offered] < self.now_ns:
-            self.offered += 1
-        self._told.append((column(self._mixed).reshape(-1, 5), column(self._quiet).reshape(-1, 4)))
-        self._mixed.clear()
-        self._quiet.clear()
+    def advance(self, until_ns: int) -> bool:
+        """Run until the first step that ends at `until_ns` or later; False if it is not plain."""
+        columns = self.columns
+        columns.draw_until(until_ns)
+        if columns.told or columns.longest > self.longest:
+            return False
+        self._run(until_ns)
+        columns.draw_until(self.now_ns - 1)
+        while columns.due[self.arrived] < self.now_ns:
+            self.arrived += 1
+        return True
 
-    def columns(self) -> tuple[Ints, Ints, Ints]:
-        """Due, prompt and output of every request drawn."""
-        if len(self._drawn) > 1:
-            self._drawn = [
-                Requests(
-                    due_ns=np.concatenate([part.due_ns for part in self._drawn]),
-                    prompt_tokens=np.concatenate([part.prompt_tokens for part in self._drawn]),
-                    output_tokens=np.concatenate([part.output_tokens for part in self._drawn]),
-                )
-            ]
-        drawn = self._drawn[0]
-        return drawn.due_ns, drawn.prompt_tokens, drawn.output_tokens
+    def decoding(self) -> Iterator[tuple[int, int]]:
+        """The rows that decode, and after how many steps each ends."""
+        for entry in self.ends:
+            if entry >> ROW_BITS < FAR_NS:
+                yield entry & ROW_MASK, entry >> ROW_BITS
 
-    def told(self) -> tuple[Ints, Ints]:
-        """A row for each step with prefill in it, and one for each stretch of like steps without.
+    def gauges(self) -> dict[str, float]:
+        """The engine's gauges as they stood when the last step ended."""
+        size, total, prompt, output = (
+            self.config.block_size, self.config.num_gpu_blocks - 1, self.columns.prompt, self.columns.output
+        )  # fmt: skip
+        held = sum(
+            -((1 + end - self.steps - prompt[row] - output[row]) // size) for row, end in self.decoding()
+        )
+        if self.left:
+            held -= (self.left - prompt[self.begun - 1]) // size
+        running = len(self.ends) - 1 + bool(self.left)
+        return gauges_of(running, self.arrived - self.begun, 1 - (total - held) / total)
 
-        (ns, decodes, end, requests begun so far, tokens left of the last one's prefill), and (ns a step,
-        decodes, steps, end of the last).
-        """
-        mixed, quiet = zip(*self._told, strict=True)
-        self._told = [(np.concatenate(mixed), np.concatenate(quiet))]
-        return self._told[0]
+    def unfinished(self) -> Iterator[tuple[int, int, int]]:
+        """Rows with some of their tokens: how many, and when the last came."""
+        for row, end in self.decoding():
+            yield row, self.columns.output[row] - (end - self.steps), self.now_ns
 
-    def _draw(self) -> None:
-        drawn = next(self._schedule)
-        longest = int((drawn.prompt_tokens + drawn.output_tokens).max())
-        size = self.config.block_size
-        if drawn.shared is not None or drawn.follows is not None:
-            raise NotPlain
-        if longest > self.config.max_model_len or -(-(longest - 1) // size) >= self.memory:
-            raise NotPlain
-        self._drawn.append(drawn)
-        self.due += drawn.due_ns.tolist()
-        self.prompt += drawn.prompt_tokens.tolist()
-        self.output += drawn.output_tokens.tolist()
-        self.blocks += (-((1 - drawn.prompt_tokens - drawn.output_tokens) // size)).tolist()
-        self.last += [NEVER] * len(drawn)
+    def abort(self) -> list[tuple[int, int]]:
+        """All that is unfinished ends here: the rows, in order, and the tokens each has."""
+        made = {row: tokens for row, tokens, _ in self.unfinished()}
+        if self.left:
+            made[self.begun - 1] = 0
+        return sorted({**made, **dict.fromkeys(range(self.begun, self.arrived), 0)}.items())
 
-    def _run(self, until_ns: int) -> None:  # noqa: C901, PLR0912, PLR0915 - in one piece it is 20 times as fast
-        config, cost = self.config, self.config.step_cost
+    def drop(self, rows: int) -> None:
+        """Forget the first `rows` rows, which are over; the others move up."""
+        self.columns.drop(rows)
+        self.arrived -= rows
+        self.begun -= rows
+        self.ends = [entry - rows for entry in self.ends]
+
+    def _run(self, until_ns: int) -> None:  # noqa: C901 - in one piece it is twice as fast
+        cost, columns, heap = self.config.step_cost, self.columns, self.ends
         fixed, per_seq, per_token = cost.fixed_ns, cost.per_seq_ns, cost.per_prefill_token_ns
-        seats, all_tokens, memory = config.max_num_seqs, config.max_num_batched_tokens, self.memory
-        due, prompt, output, blocks = self.due, self.prompt, self.output, self.blocks
-        last, heap, mixed, quiet = self.last, self.decodes, self._mixed, self._quiet
-        now, step, arrived, begun = self.now_ns, self.steps, self.offered, self.begun
-        left, committed, decoding = self.left, self.committed, len(heap) - 1
+        seats, all_tokens = self.config.max_num_seqs, self.config.max_num_batched_tokens
+        due, prompt, output, last = columns.due, columns.prompt, columns.output, columns.last
+        now, step, arrived, begun, left = self.now_ns, self.steps, self.arrived, self.begun, self.left
+        mixed, quiet, decoding = self.mixed, self.quiet, len(heap) - 1
         next_due, next_end = due[arrived], heap[0] >> ROW_BITS
         while now < until_ns:
             while next_due <= now:
@@ -134,10 +121,8 @@ class Plain:
                 budget, taking = all_tokens - decoding, decoding
                 if left:  # the prefill that is unfinished goes on first
                     begun -= 1
-                    committed -= blocks[begun]
                 while budget and begun < arrived and taking < seats:
                     tokens = left or prompt[begun]
-                    committed += blocks[begun]
                     taking += 1
                     if tokens > budget:
                         left = tokens - budget
@@ -147,13 +132,12 @@ class Plain:
                         budget -= tokens
                         heappush(heap, (step + output[begun] << ROW_BITS) + begun)
                     begun += 1
-                if committed >= memory:
-                    raise NotPlain
                 took = fixed + per_seq * taking + per_token * (all_tokens - decoding - budget)
                 now += took
                 step += 1
                 mixed += (took, decoding, now, begun, left)
                 decoding = len(heap) - 1
+                next_end = heap[0] >> ROW_BITS
             elif decoding:
                 took = fixed + per_seq * decoding
                 steps = next_end - step
@@ -163,17 +147,13 @@ class Plain:
                     steps = -(-within // took)
                 now += steps * took
                 step += steps
-                quiet += (took, decoding, steps, now)
+                quiet += (took, 0, decoding, steps, now)
             else:
                 now = min(until_ns, next_due)
                 continue
-            next_end = heap[0] >> ROW_BITS
             if next_end <= step:
                 while next_end <= step:
-                    row = heappop(heap) & ROW_MASK
-                    last[row] = now
-                    committed -= blocks[row]
+                    last[heappop(heap) & ROW_MASK] = now
                     next_end = heap[0] >> ROW_BITS
                 decoding = len(heap) - 1
-        self.now_ns, self.steps, self.offered, self.begun = now, step, arrived, begun
-        self.left, self.committed = left, committed
+        self.now_ns, self.steps, self.arrived, self.begun, self.left = now, step, arrived, begun, left

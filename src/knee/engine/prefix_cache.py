@@ -13,7 +13,7 @@ is forgotten as soon as it is freed.
 
 from collections import deque
 
-from knee.engine.request import Request
+from knee.engine.request import Segments
 
 Key = tuple[int, int]
 ENDLESS = 1 << 62
@@ -39,14 +39,22 @@ class Node:
 
 
 class Lease:
-    """The nodes that a running request holds, and up to which block."""
+    """The nodes that a running request holds, and up to which block.
 
-    __slots__ = ("at", "copying", "path", "upto")
+    Requests that hold the whole of the same text share a lease.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("at", "blocks", "copying", "end", "holders", "path", "text", "tokens", "upto")
+
+    def __init__(self, text: Segments) -> None:
+        self.text = text
+        self.holders = 1
         self.path: list[Node] = []
         self.upto: list[int] = []
         self.at = 0  # the nodes before this one are held in full
+        self.blocks = 0  # blocks in all
+        self.end = 0  # blocks that the text has
+        self.tokens = 0  # tokens of those, once it holds them all
         self.copying = False  # from here on its blocks are second copies
 
 
@@ -57,16 +65,23 @@ class PrefixCache:
         self.block_size = block_size
         self.root = Node(None, (0, 0), 0, 0)
         self.queue: deque[tuple[Node | None, list[int]]] = deque([(None, [0, blocks])])
+        self.loose = 0  # blocks without text, given back behind all in the queue
+        self.owed = 0  # blocks taken from the head of the queue, as soon as somebody asks what is in it
+        self.whole: dict[Segments, Lease] = {(): Lease(())}  # of texts held in full, as none always is
 
-    def hit(self, request: Request) -> tuple[int, int]:
-        """Leading blocks of a waiting request that are in memory, and how many of them nobody holds.
+    def hit(self, shared: Segments, own: Node | None, most: int) -> tuple[int, int]:
+        """Leading blocks of a text that are in memory, `most` of them at most, and how many nobody holds.
 
-        At least one token is always left to compute (kv_cache_manager.get_computed_blocks).
+        The text opens with the segments `shared`; `own` is what its request left when it was preempted.
         """
-        most = (request.target - 1) // self.block_size
+        lease = self.whole.get(shared)
+        if lease is not None and own is None and lease.blocks <= most:
+            return lease.blocks, 0
+        if self.owed:
+            self._pay()
         node: Node | None = self.root
         tokens = blocks = idle = 0
-        for key in request.shared:
+        for key in shared:
             tokens += key[1]
             child = node.children.get(key) if node else None
             if child is None:
@@ -74,29 +89,29 @@ class PrefixCache:
                     return blocks, idle
                 node = None  # no block ends in it: nothing is missing yet
                 continue
-            blocks = min(child.top, most)
+            blocks = min(most, child.top)
             for low, high in child.extents:
                 if low < blocks:
                     idle += min(high, blocks) - low
             if blocks < child.end:
                 return blocks, idle
             node = child
-        own = request.own
         if own is not None:
             blocks = min(own.top, most)
             idle += blocks - own.start
         return blocks, idle
 
-    def acquire(self, request: Request, blocks: int) -> None:
-        """Hold the first `blocks` blocks of a request's text, as `hit` found them."""
-        request.own, own = None, request.own
+    def acquire(self, shared: Segments, own: Node | None, blocks: int) -> Lease:
+        """Hold the first `blocks` blocks of a text, as `hit` found them."""
         if own is not None and blocks > own.start:
             _claim(own, blocks)
-        if not request.shared:
-            return
-        lease = request.lease = Lease()
+        lease = self.whole.get(shared)
+        if lease is not None and lease.blocks <= blocks:
+            lease.holders += 1
+            return lease
+        lease = Lease(shared)
         node, tokens = self.root, 0
-        for key in request.shared:
+        for key in shared:
             tokens += key[1]
             child = node.children.get(key)
             if child is None:
@@ -106,53 +121,72 @@ class PrefixCache:
                 child.full += 1
             else:
                 child.part.append(upto)
-            if upto > child.start:
+            if child.extents and upto > child.start:
                 _claim(child, upto)
             lease.path.append(child)
             lease.upto.append(upto)
             node = child
+        lease.end, lease.blocks = node.end, min(blocks, node.end)
+        if blocks >= node.end:
+            self._complete(lease)
+        return lease
 
     def extend(self, lease: Lease, before: int, after: int) -> None:
         """Blocks [before, after) of a request are filled: whoever comes next can share them."""
-        while not lease.copying and before < after and lease.at < len(lease.path):
+        if lease.copying or before >= after or lease.at == len(lease.path):
+            return
+        if self.owed:
+            self._pay()
+        while before < after and lease.at < len(lease.path):
             node = lease.path[lease.at]
             if before < node.end:
                 if node.top != before:
                     lease.copying = True
                     return
                 node.part.remove(before)
-                node.top = lease.upto[lease.at] = before = min(node.end, after)
+                node.top = lease.upto[lease.at] = lease.blocks = before = min(node.end, after)
                 if before < node.end:
                     node.part.append(before)
                     return
                 node.full += 1
             lease.at += 1
+        if lease.at == len(lease.path):
+            self._complete(lease)
 
-    def release(self, request: Request, blocks: int, full: int, again: bool) -> int:
-        """Give back a request's `blocks` blocks, `full` of them filled; `again`: it will come back for them.
+    def release(self, lease: Lease, blocks: int, full: int, again: bool = False) -> tuple[int, Node | None]:
+        """Give back a request's `blocks` blocks, `full` of them filled.
 
-        Returns how many of them nobody holds any more.
+        Returns how many of them nobody holds any more, and what it can come back for if it comes `again`.
         """
-        lease = request.lease
-        request.lease = None
-        shared = sum(map(_blocks, lease.path, lease.upto)) if lease else 0
-        end = lease.path[-1].end if lease else 0
-        kept = again and full > end and (not lease or (not lease.copying and lease.upto[-1] == end))
-        own = full - end if kept else 0
-        self._append_plain(blocks - shared - own)
-        freed = blocks - shared
-        if own:
-            request.own = Node(None, (0, 0), end, ENDLESS)
-            request.own.top = full
-            self._append(request.own, end, full)
-        if lease:
+        own, left = None, full - lease.end if again and lease.blocks == lease.end else 0
+        freed = blocks - lease.blocks
+        if left > 0:
+            own = Node(None, (0, 0), lease.end, ENDLESS)
+            own.top = full
+            self.loose += freed - left
+            self._append(own, lease.end, full)
+        else:
+            self.loose += freed
+        lease.holders -= 1
+        if not lease.holders:
+            if self.whole.get(lease.text) is lease:
+                del self.whole[lease.text]
             for node, upto in zip(reversed(lease.path), reversed(lease.upto), strict=True):
                 freed += self._let_go(node, upto)
-        return freed
+        return freed, own
 
     def take(self, blocks: int) -> None:
         """Take `blocks` blocks from the head of the queue; what they held is forgotten."""
-        queue = self.queue
+        self.owed += blocks
+
+    def _complete(self, lease: Lease) -> None:
+        lease.at, lease.tokens = len(lease.path), lease.end * self.block_size
+        self.whole.setdefault(lease.text, lease)
+
+    def _pay(self) -> None:
+        queue, blocks = self.queue, self.owed
+        self._line_up()
+        self.owed = 0
         while blocks > 0:
             node, extent = queue[0]
             low, high = extent
@@ -180,20 +214,19 @@ class PrefixCache:
         return 0
 
     def _append(self, node: Node, low: int, high: int) -> None:
+        self._line_up()
         extent = [low, high]
         node.extents.append(extent)
         self.queue.append((node, extent))
 
-    def _append_plain(self, blocks: int) -> None:
-        if blocks:
+    def _line_up(self) -> None:
+        """Let blocks without text join the queue."""
+        if self.loose:
             if self.queue and self.queue[-1][0] is None:
-                self.queue[-1][1][1] += blocks
+                self.queue[-1][1][1] += self.loose
             else:
-                self.queue.append((None, [0, blocks]))
-
-
-def _blocks(node: Node, upto: int) -> int:
-    return upto - node.start
+                self.queue.append((None, [0, self.loose]))
+            self.loose = 0
 
 
 def _claim(node: Node, upto: int) -> None:

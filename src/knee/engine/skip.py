@@ -1,101 +1,273 @@
-"""Drive an engine through virtual time from change to change.
+"""Drive an engine through virtual time from change to change: first come, first served.
 
-Between two changes of the batch every step is alike, but for the context that grows by a token a sequence,
-so a stretch of steps has a closed form. What happens is what `drive.step_until` makes happen, exactly.
+Between two changes of the batch every step is alike, but for the context that grows by a token a sequence, so
+a stretch of steps has a closed form. A request is a row number. Who decodes is known by the step with which
+it ends, so that a stretch of decoding touches no request at all, and at most one prefill is unfinished, that
+of the last row that runs: rows run, lose their blocks and come back in their order. What happens is what
+`scheduler` and `engine` make happen step by step, exactly.
 """
 
+from heapq import heappop, heappush
 from math import isqrt
 
-from knee.engine.drive import Load, offer
-from knee.engine.engine import Engine
-from knee.engine.quiet import decode_growth, schedule_quietly
-from knee.engine.scheduler import Scheduler
-from knee.engine.step import Step
-
-FAR_NS = 1 << 62
+from knee.engine.batch import ROW_BITS, ROW_MASK, Batch, Redo
+from knee.engine.config import EngineConfig
+from knee.engine.hurry import hurry
 
 
-def skip_until(engine: Engine, load: Load, now_ns: int, until_ns: int) -> int:
-    """Run `engine` under `load` from `now_ns`; the end of the first step not before `until_ns`.
-
-    A request that comes at the instant at which a step ends finds it ended.
-    """
-    upcoming = load.upcoming
-    while now_ns < until_ns:
-        if upcoming and upcoming[0].arrival_ns <= now_ns:
-            offer(engine, load, now_ns)
-        if not engine.requests:
-            now_ns = min(until_ns, upcoming[0].arrival_ns) if upcoming else until_ns
-            continue
-        steps = quiet_steps(engine, min(until_ns, _next_change_ns(engine, load)) - now_ns)
-        now_ns = engine.decode(steps, now_ns) if steps else engine.begin(_plan(engine), now_ns)
-        if upcoming and upcoming[0].arrival_ns < now_ns:
-            offer(engine, load, now_ns - 1)
-        done = engine.settle(now_ns)
-        if done:
-            load.ended(done)
-    return now_ns
+def can_skip(config: EngineConfig) -> bool:
+    """Whether rows keep their order, and decodes never wait for the token budget."""
+    return (
+        config.scheduling_policy == "fcfs"
+        and not config.long_prefill_token_threshold
+        and not config.front_end.per_request_ns
+        and not config.front_end.per_token_ns
+    )
 
 
-def _plan(engine: Engine) -> Step:
-    """The next step, quietly if the last one gave every decode its token."""
-    return engine.scheduler.plan(None if engine.uneven else schedule_quietly(engine.scheduler))
+class Skip(Batch):
+    """The requests of `columns` on an idle engine. Instants count from the start of the point."""
+
+    def advance(self, until_ns: int) -> None:
+        """Run until the first step that ends at `until_ns` or later."""
+        columns, waiting, running, ends = self.columns, self.waiting, self.running, self.ends
+        columns.draw_until(until_ns)
+        while self.now_ns < until_ns:
+            if not self.watched:
+                hurry(self, until_ns)
+                if self.now_ns >= until_ns:
+                    break
+            if columns.due[self.arrived] <= self.now_ns:
+                self.arrive(self.now_ns)
+            joins = bool(waiting) and not self.blocked and len(running) < self.seats
+            moves = self.left or joins or self.leaving or self.incoming
+            if moves or (running and not self._decode(until_ns)):
+                self._step()
+            elif not running:
+                self.now_ns = min(until_ns, columns.due[self.arrived])
+                continue
+            if self.watched:
+                self.arrive(self.now_ns - 1)
+                self.queued_tokens -= self.spoken_tokens
+            self.spoken_tokens = 0
+            if ends[0] >> ROW_BITS <= self.steps:
+                self.end()
+        self.arrive(self.now_ns - 1)
+
+    def _decode(self, until_ns: int) -> bool:
+        """Let as many steps run as change nothing but by decoding; False if there is none."""
+        kv, cost, now_ns = self.kv, self.config.step_cost, self.now_ns
+        done, decodes = self.steps, len(self.running)
+        steps = (self.ends[0] >> ROW_BITS) - done
+        if decodes < self.config.max_num_seqs and not self.waiting:
+            until_ns = min(until_ns, self.columns.due[self.arrived])
+        longer_ns = cost.per_context_token_ns * decodes
+        first_ns = cost.fixed_ns + cost.per_seq_ns * decodes
+        if longer_ns:
+            first_ns += cost.per_context_token_ns * (self.context + decodes * (done + 1))
+            steps = min(steps, _steps_within(first_ns, longer_ns, until_ns - now_ns))
+        elif steps * first_ns > until_ns - now_ns:
+            steps = -(-(until_ns - now_ns) // first_ns)
+        growth = self.growth(steps)
+        if growth > kv.free:
+            steps = self._steps_that_fit(steps)
+            if not steps:
+                return False
+            growth = self.growth(steps)
+        kv.free -= growth
+        self.pool.owed += growth
+        self.steps = done + steps
+        self.now_ns = now_ns = now_ns + steps * first_ns
+        if longer_ns:
+            self.now_ns = now_ns = now_ns + longer_ns * (steps * (steps - 1) // 2)
+        self.quiet += (first_ns, longer_ns, decodes, steps, now_ns)
+        return True
+
+    def _steps_that_fit(self, most: int) -> int:
+        """The largest number of decoding steps, up to `most`, for which there are blocks."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.growth(middle) > self.kv.free:
+                high = middle - 1
+            else:
+                low = middle
+        return low
+
+    def _step(self) -> None:
+        """One step that is planned: with prefill in it, or for which there are too few blocks."""
+        kv, steps, config = self.kv, self.steps, self.config
+        decodes = len(self.running)
+        growth, chunk, context = self.residues[steps % self.size], 0, 0
+        if self.left:
+            chunk = min(self.left, config.max_num_batched_tokens - decodes)
+            growth += self._chunk_growth(chunk)
+        lost = growth > kv.free
+        while growth > kv.free:  # the last that runs loses its blocks
+            self._preempt()
+            decodes, chunk, growth = len(self.running), 0, self.residues[steps % self.size]
+        kv.free -= growth
+        self.pool.owed += growth
+        taking, budget = decodes, config.max_num_batched_tokens - decodes - chunk
+        if self.context_counts:
+            context = self.context + decodes * (steps + 1)
+        if chunk:
+            taking += 1
+            context += self._compute(chunk)
+        if self.waiting and (not lost or not taking) and (kv.free >= self.lacking or not taking):
+            self.blocked, self.lacking = False, 0
+            budget, taking, context = self.admit(budget, taking, context)
+        if self.leaving or self.incoming:
+            self.catch_up()
+            if not taking:
+                self._step()
+                return
+        cost = config.step_cost
+        took_ns = (
+            cost.fixed_ns
+            + cost.per_seq_ns * taking
+            + cost.per_prefill_token_ns * (config.max_num_batched_tokens - decodes - budget)
+        )
+        if context:
+            took_ns += cost.per_context_token_ns * context
+        self.now_ns = now_ns = self.now_ns + took_ns
+        self.steps = steps + 1
+        self.mixed += (took_ns, decodes, now_ns, self.begun, self.silent)
+
+    def _chunk_growth(self, chunk: int) -> int:
+        have = self.target - self.left
+        return -(-(have + chunk) // self.size) + (-have // self.size)
+
+    def _compute(self, chunk: int) -> int:
+        """Go on with the unfinished prefill; its context."""
+        row, have = self.last_row, self.target - self.left
+        self.left -= chunk
+        self.pool.extend(self.leases[row], have // self.size, (have + chunk) // self.size)
+        if not self.left:
+            self._begin_to_decode(row)
+        return have + chunk
+
+    def admit(self, budget: int, taking: int, context: int) -> tuple[int, int, int]:
+        """Let waiting rows join while `budget` tokens, seats and blocks last; what becomes of the sums."""
+        kv, size, waiting, pool = self.kv, self.size, self.waiting, self.pool
+        while budget and waiting and taking < self.seats - len(self.leaving):
+            row = waiting[0]
+            again, text = self.redo.get(row), self.columns.shared[row]
+            target, own = self.columns.prompt[row], None
+            if again is not None:
+                target, own = target + again.made, again.own
+            cached, idle = pool.hit(text, own, (target - 1) // size)
+            have = cached * size
+            after = min(target, have + budget)
+            needed = -(-after // size) - cached
+            kept = kv.watermark if taking or self.leaving else 0
+            reserved = -(-target // size) - cached if kv.reserve_full else needed
+            if reserved + idle + kept > kv.free:
+                most = own.top if own is not None else sum(segment[1] for segment in text) // size
+                self.blocked = True
+                self.lacking = reserved + cached - most + kept if kv.reserve_full else 0
+                break
+            waiting.popleft()
+            if again is None:
+                self.begun += 1
+                self.silent = 1
+                if cached:
+                    self.cached[row] = have
+            else:
+                again.own = None
+            lease = self.leases[row] = pool.acquire(text, own, cached)
+            kv.free -= idle + needed
+            pool.owed += needed
+            pool.extend(lease, cached, after // size)
+            budget -= after - have
+            taking += 1
+            context += after
+            if after < target:
+                self.last_row, self.target, self.left = row, target, target - after
+            else:
+                self._begin_to_decode(row)
+        return budget, taking, context
+
+    def _begin_to_decode(self, row: int) -> None:
+        """Its prefill is complete: with this step it gets its first token, or the next one."""
+        columns = self.columns
+        output, again = columns.output[row], self.redo.pop(row, None) if self.redo else None
+        end = self.steps + output
+        if again is not None and again.made:
+            end -= again.made
+            self.late += (again.last_ns, len(self.mixed) // 5)
+        else:
+            self.silent = 0
+            self.spoken_tokens += columns.prompt[row]
+        self.running[row] = end
+        heappush(self.ends, (end << ROW_BITS) + row)
+        offset = columns.prompt[row] + output - 1 - end
+        self.context += offset
+        self.residues[-offset % self.size] += 1
+
+    def _preempt(self) -> None:
+        """The last row that runs loses its seat and its blocks; it starts over when it is its turn again."""
+        columns = self.columns
+        if self.left:
+            row, tokens = self.last_row, self.target - self.left
+            again = self.redo.setdefault(row, Redo())
+            self.left = 0
+        else:
+            row, end = self.running.popitem()
+            again = self.redo[row] = Redo()
+            again.made, again.last_ns = columns.output[row] - (end - self.steps), self.now_ns
+            tokens = columns.prompt[row] + again.made - 1
+            self.context -= tokens - self.steps
+            self.residues[(self.steps - tokens) % self.size] -= 1
+        again.own = self.release(row, tokens, again=True)
+        self.waiting.appendleft(row)
+        self.preempted[row] = self.preempted.get(row, 0) + 1
+        self.metrics.preemptions += 1
+        self.blocked, self.lacking = False, 0
+
+    def end(self) -> None:
+        """Rows have all their tokens: their seats and blocks are free, with async scheduling a step later."""
+        columns, running, ends, steps, size = self.columns, self.running, self.ends, self.steps, self.size
+        kv, pool, leases, ahead = self.kv, self.pool, self.leases, self.config.async_scheduling
+        done: list[int] = []
+        while ends[0] >> ROW_BITS <= steps:
+            row = heappop(ends) & ROW_MASK
+            if running.get(row) != steps:  # it was preempted since
+                continue
+            del running[row]
+            tokens = columns.prompt[row] + columns.output[row] - 1
+            self.residues[(steps - tokens) % size] -= 1
+            columns.last[row] = self.now_ns
+            done.append(row)
+            if self.watched:
+                self.context -= tokens - steps
+                if ahead:
+                    self.leaving.append(row)
+                    continue
+            lease = leases.pop(row)
+            if lease.holders > 1:
+                lease.holders -= 1
+                blocks = -(-tokens // size) - lease.blocks
+                kv.free += blocks
+                pool.loose += blocks
+            else:
+                kv.free += pool.release(lease, -(-tokens // size), tokens // size)[0]
+        if not done:
+            return
+        if self.blocked and (kv.free >= self.lacking or not running):
+            self.blocked = False
+        if ahead and not (running or self.left or self.waiting or self.incoming):
+            self.catch_up()
+        columns.ended(done, self.now_ns)
+        if columns.longest > self.longest:
+            self.watched = True
 
 
-def quiet_steps(engine: Engine, within_ns: int) -> int:
-    """How many steps, up to the first that ends `within_ns` or later, change nothing but by decoding.
-
-    The last of them may be one with which requests end. 0 if the next step must be planned.
-    """
-    scheduler = engine.scheduler
-    if scheduler.prefilling or engine.uneven or not scheduler.ending:
-        return 0
-    if scheduler.incoming or scheduler.leaving:
-        return 0
-    seats = engine.config.max_num_seqs - len(scheduler.running)
-    if seats and scheduler.waiting and scheduler.waiting.head() is not scheduler.blocked:
-        return 0
-    steps = scheduler.ending[0] - scheduler.steps
-    if steps > 1:
-        steps = min(steps, _steps_within(engine, within_ns))
-    if decode_growth(scheduler, steps) > scheduler.kv.free:
-        return _steps_that_fit(scheduler, steps)
-    return steps
-
-
-def _next_change_ns(engine: Engine, load: Load) -> int:
-    """When the next arrival may join the batch; later ones wait for someone to end anyway."""
-    scheduler = engine.scheduler
-    if not load.upcoming or len(scheduler.running) >= engine.config.max_num_seqs:
-        return FAR_NS
-    if scheduler.waiting and engine.config.scheduling_policy == "fcfs":
-        return FAR_NS
-    return load.upcoming[0].arrival_ns
-
-
-def _steps_within(engine: Engine, within_ns: int) -> int:
-    """The least number of decoding steps that take `within_ns` or longer."""
-    scheduler, cost = engine.scheduler, engine.config.step_cost
-    decodes = len(scheduler.running)
-    first_ns = cost.step_ns(decodes, 0, scheduler.decode_context + decodes * (scheduler.steps + 1))
-    longer_ns = cost.per_context_token_ns * decodes
-    if not longer_ns:
-        return -(-within_ns // first_ns)
+def _steps_within(first_ns: int, longer_ns: int, within_ns: int) -> int:
+    """The least number of steps that take `within_ns` or longer, each `longer_ns` longer than the last."""
     # m steps take m * first + longer * m (m - 1) / 2.
     b = 2 * first_ns - longer_ns
     steps = max(1, (isqrt(b * b + 8 * longer_ns * within_ns) - b) // (2 * longer_ns))
     while steps * (2 * first_ns + longer_ns * (steps - 1)) < 2 * within_ns:
         steps += 1
     return steps
-
-
-def _steps_that_fit(scheduler: Scheduler, most: int) -> int:
-    """The largest number of decoding steps, up to `most`, for which there are blocks."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if decode_growth(scheduler, middle) > scheduler.kv.free:
-            high = middle - 1
-        else:
-            low = middle
-    return low

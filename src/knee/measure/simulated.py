@@ -10,7 +10,7 @@ from knee.core.snapshot import EngineSnapshot, Snapshot
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.engine.config import EngineConfig
 from knee.engine.engine import Engine
-from knee.engine.run import Run
+from knee.engine.run import Run, run
 from knee.measure.point import make_point
 from knee.measure.target import Measured, Offer, Stop, TargetInfo, Watch
 from knee.metrics.window import window
@@ -58,9 +58,9 @@ class SimulatedTarget:
         closed = offer.max_concurrency is not None
         rate = 1.0 if closed else offer.rate
         end_ns = offer.warmup_ns + offer.window_ns
-        run = Run(
+        running = run(
             self.engine,
-            lambda: schedule(offer.workload, rate, offer.seed),
+            schedule(offer.workload, rate, offer.seed),
             self.now_ns,
             (offer.warmup_ns, end_ns),
             offer.max_concurrency,
@@ -69,22 +69,22 @@ class SimulatedTarget:
         stopped: Stop = ""
         snapshots: list[Snapshot] = []
         closed_window = False
-        while not stopped and not _over(run, offer):
-            run.advance(_next_tick(run.now_ns, offer, look=self._sampled or watch is not None))
-            self.now_ns = start_ns + run.now_ns
-            if self._sampled and offer.warmup_ns <= run.now_ns and not closed_window:
-                closed_window = run.now_ns >= end_ns
+        while not stopped and not _over(running, offer):
+            running.advance(_next_tick(running.now_ns, offer, look=self._sampled or watch is not None))
+            self.now_ns = start_ns + running.now_ns
+            if self._sampled and offer.warmup_ns <= running.now_ns and not closed_window:
+                closed_window = running.now_ns >= end_ns
                 full = closed_window or not snapshots
                 snapshots.append(
-                    self._snapshot(run.snapshot() if full else EngineSnapshot(gauges=run.gauges()))
+                    self._snapshot(running.snapshot() if full else EngineSnapshot(gauges=running.gauges()))
                 )
             if watch is not None:
-                stopped = watch(run.observed(), run.now_ns)
-        observed = run.observed()
-        run.end()
+                stopped = watch(running.observed(), running.now_ns)
+        observed = running.observed()
+        running.end()
         return Measured(
             observed=observed,
-            spent_ns=run.now_ns,
+            spent_ns=running.now_ns,
             window=window(snapshots) if len(snapshots) > 1 else None,
             snapshots=tuple(snapshots),
             stopped=stopped,

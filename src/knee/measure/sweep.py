@@ -1,6 +1,6 @@
 """A sweep: search steps, or given rates, against one target; every point is kept as soon as it is there."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,8 +85,11 @@ def offer_of(point: Point, like: Offer) -> Offer:
     )
 
 
-def sweep_offers(target: Target, offers: Sequence[Offer], slo: Slo, recorder: Recorder) -> Sweep:
-    """Measure the given offers in order, as `search_knee` does; no knee is searched for."""
+def sweep_offers(target: Target, offers: Iterable[Offer], slo: Slo, recorder: Recorder) -> Sweep:
+    """Measure the given offers in order, as `search_knee` does; no knee is searched for.
+
+    Each is taken when the one before it is done.
+    """
     points: list[Point] = []
     for step in _steps(offers, slo):
         _, point = _measure(target, step, slo, recorder, points)
@@ -101,7 +104,7 @@ def finish(run: Path, sweep: Sweep, **more: Any) -> None:
     write_atomically(run / MANIFEST, {**told, **more})
 
 
-def _steps(offers: Sequence[Offer], slo: Slo) -> Iterator[Step]:
+def _steps(offers: Iterable[Offer], slo: Slo) -> Iterator[Step]:
     for offer in offers:
         watch = watch_point(offer, slo, 1.0, early=False)
         yield Step(phase="long", offer=offer, watch=watch, why="a rate that was asked for")

@@ -12,15 +12,16 @@ MOST, MOST_PLAIN = 4.0, 40.0
 """How many times as many requests the last long run may have; the plain engine is that much faster."""
 
 
+def model_shares(model: Model, workload: Workload, slo: Slo, requests: int) -> Shares:
+    """The long-run shares of violations of `slo` that clients of the model see at a rate."""
+    adjusted = Slo(tuple(less_extra(objective, model) for objective in slo.objectives))
+    return long_run_shares(model, workload, adjusted, requests)
+
+
 def model_knee(model: Model, workload: Workload, slo: Slo, guess: float, error: float) -> LongRun | None:
     """The model's own long-run knee, to about a relative `error`; None where it has none."""
-    adjusted = Slo(tuple(less_extra(objective, model) for objective in slo.objectives))
-
-    def shares(requests: int) -> Shares:
-        return long_run_shares(model, workload, adjusted, requests)
-
     try:
-        found = long_run_knee(shares(FIRST_REQUESTS), adjusted, guess)
+        found = long_run_knee(model_shares(model, workload, slo, FIRST_REQUESTS), slo, guess)
     except ValueError:
         return None
     roomy = model.config.kv_tokens >= model.config.max_num_seqs * model.config.max_model_len
@@ -29,6 +30,6 @@ def model_knee(model: Model, workload: Workload, slo: Slo, guess: float, error: 
     if requests <= 1.5 * FIRST_REQUESTS:
         return found
     try:
-        return sharpen(found, shares(requests), adjusted)
+        return sharpen(found, model_shares(model, workload, slo, requests), slo)
     except ValueError:  # a longer run of a queue that hardly forgets may lie too far from the shorter one
         return found

@@ -13,16 +13,19 @@ from knee.core.units import NS_PER_S
 from knee.engine.config import EngineConfig
 from knee.measure.model.calibrate import CONFIDENCE, Calibration, calibrate
 from knee.measure.model.fitting import StepFit
-from knee.measure.model.knee import model_knee
+from knee.measure.model.knee import FIRST_REQUESTS, model_knee, model_shares
 from knee.measure.model.profile import profile
 from knee.measure.model.replay import Model
 from knee.measure.recorded import read_recorded
+from knee.measure.samples import allowed_share
 from knee.measure.simulated import SimulatedTarget, simulated_point
 from knee.measure.target import Offer
 from knee.stats.distributions import student_quantile
 from knee.workload.spec import Workload
 
 ERROR = 0.02
+FARTHEST = 8
+"""Times its capacity: an engine that meets an SLO at such a rate meets it at any."""
 MODEL_ERROR = 0.05
 """Relative half-width that every interval has at least: the engine is a model, and no amount of data changes
 that. An assumption, not a measurement."""
@@ -50,12 +53,20 @@ def predict_knee(found: Calibration, engine: EngineConfig, workload: Workload, s
     share for what the model does not know.
 
     Raises:
-        NoAnswer: the SLO breaks even at a fiftieth of the capacity, or the model has no knee for it.
+        NoAnswer: the SLO breaks even at a fiftieth of the capacity, holds even at eight times it, or has no
+            knee on the model.
     """
     guess = capacity(engine, workload)
     least = guess / 50
     if _holds(found, engine, workload, slo, least) is False:
         raise NoAnswer(f"no knee: {slo} breaks even at {least:.3g} req/s", "choose another bound")
+    most = guess * FARTHEST
+    if not _breaks(engine, found.extra_ttft_ms, workload, slo, most):
+        raise NoAnswer(
+            f"no knee: {slo} holds for {FIRST_REQUESTS:,} requests even at {most:.3g} req/s, "
+            f"{FARTHEST} times what the engine serves",
+            "choose a tighter bound",
+        )
     knees = [_knee(engine, found.extra_ttft_ms, workload, slo, guess)]
     for cost in found.alternatives:
         other = msgspec.structs.replace(engine, step_cost=cost)
@@ -137,9 +148,22 @@ def rates_below(most: float) -> list[float]:
     return sorted({float(f"{most * share:.2g}") for share in (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)})
 
 
-def _knee(engine: EngineConfig, extra_ms: float, workload: Workload, slo: Slo, guess: float) -> float:
+def _model(engine: EngineConfig, extra_ms: float) -> Model:
     nothing = StepFit(fixed_ns=0, per_seq_ns=0, per_prefill_token_ns=0, per_context_token_ns=0, error=0)
-    found = model_knee(Model(config=engine, fit=nothing, extra_ms=extra_ms), workload, slo, guess, ERROR)
+    return Model(config=engine, fit=nothing, extra_ms=extra_ms)
+
+
+def _breaks(engine: EngineConfig, extra_ms: float, workload: Workload, slo: Slo, rate: float) -> bool:
+    """Whether the SLO breaks at `rate`, with a queue as long as a search for the knee would see."""
+    shares = model_shares(_model(engine, extra_ms), workload, slo, FIRST_REQUESTS)(rate)
+    return any(
+        share.value > allowed_share(objective)
+        for share, objective in zip(shares, slo.objectives, strict=True)
+    )
+
+
+def _knee(engine: EngineConfig, extra_ms: float, workload: Workload, slo: Slo, guess: float) -> float:
+    found = model_knee(_model(engine, extra_ms), workload, slo, guess, ERROR)
     if found is None:
         raise NoAnswer(f"the calibrated engine has no knee for {slo}", "it holds or breaks at every rate")
     return found.knee

@@ -1,0 +1,261 @@
+"""Who runs and who waits, as row numbers, and the sums by which decoding touches none of them."""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from knee.core.requests import NEVER
+from knee.engine.columns import FAR_NS, Columns
+from knee.engine.engine import Engine, gauges_of
+from knee.engine.prefix_cache import Lease, Node, PrefixCache
+
+if TYPE_CHECKING:
+    from knee.engine.plain import Plain
+
+Told = TypeVar("Told")
+ROW_BITS = 40
+ROW_MASK = (1 << ROW_BITS) - 1
+
+
+class Redo:
+    """What a preempted row had: tokens made, when the last one came, and what is left in the cache."""
+
+    __slots__ = ("last_ns", "made", "own")
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.last_ns = NEVER
+        self.own: Node | None = None
+
+
+class Batch:
+    """The requests of `columns` on an idle engine. Instants count from the start of the point."""
+
+    __slots__ = (
+        "arrived",
+        "begun",
+        "blocked",
+        "cached",
+        "caching",
+        "columns",
+        "config",
+        "context",
+        "context_counts",
+        "ends",
+        "incoming",
+        "kv",
+        "lacking",
+        "last_row",
+        "late",
+        "leases",
+        "leaving",
+        "left",
+        "longest",
+        "metrics",
+        "mixed",
+        "most",
+        "now_ns",
+        "pool",
+        "preempted",
+        "queued_tokens",
+        "quiet",
+        "redo",
+        "residues",
+        "running",
+        "seats",
+        "silent",
+        "size",
+        "spoken_tokens",
+        "steps",
+        "target",
+        "waiting",
+        "watched",
+    )  # fmt: skip
+
+    def __init__(self, engine: Engine, columns: Columns) -> None:
+        config = engine.config
+        self.config = config
+        self.columns = columns
+        self.kv = engine.scheduler.kv
+        self.pool = self.kv.cache or PrefixCache(self.kv.total, config.block_size)
+        self.size = config.block_size
+        self.seats, self.caching = config.max_num_seqs, config.enable_prefix_caching
+        self.metrics = engine.metrics
+        self.most = self.kv.total * config.block_size + 1  # tokens of a request for which there are blocks
+        self.longest = min(self.most, config.max_model_len)
+        self.now_ns = 0
+        self.steps = 0
+        self.arrived = 0  # rows before this one have arrived
+        self.waiting = deque[int]()
+        self.incoming: list[int] = []  # with async scheduling: came too late for the next step
+        self.leaving: list[int] = []  # with async scheduling: ended too late for the next step
+        self.running: dict[int, int] = {}  # rows that decode, and how many steps are done when each ends
+        self.ends = [FAR_NS << ROW_BITS]  # a heap of (steps done at the end, row); some are of the past
+        self.left = 0  # prompt tokens that the last row that runs has still to compute
+        self.last_row = NEVER
+        self.target = 0  # tokens that row computes in all
+        self.residues = [0] * config.block_size  # how many decodes need a block in steps of that residue
+        self.context = 0  # tokens of context of those who decode, less one a step for each
+        self.blocked = False  # the head of the queue lacks blocks,
+        self.lacking = 0  # and will at least until so many are free
+        self.redo: dict[int, Redo] = {}  # of preempted rows that are not back where they were
+        self.leases: dict[int, Lease] = {}
+        self.begun = 0  # rows scheduled so far, the refused not counted
+        self.silent = 0  # of these, how many have no token: one at most
+        self.queued_tokens = 0  # prompt tokens of those without, if there is a limit to them
+        self.spoken_tokens = 0  # prompt tokens of those who get theirs with this step
+        self.cached: dict[int, int] = {}  # prompt tokens found in the cache
+        self.preempted: dict[int, int] = {}  # how often
+        limits = (config.max_num_queued_reqs, config.max_num_queued_tokens)
+        self.context_counts = config.step_cost.per_context_token_ns > 0
+        self.watched = config.async_scheduling or self.context_counts or limits != (None, None)
+        # What has happened since the books were made up, in flat lists; see `books`.
+        self.mixed: list[int] = []
+        self.quiet: list[int] = []
+        self.late: list[int] = []
+
+    def take_over(self, plain: "Plain") -> None:
+        """Go on from where `plain` has come."""
+        size, columns = self.size, plain.columns
+        self.now_ns, self.steps, self.arrived, self.begun = (
+            plain.now_ns,
+            plain.steps,
+            plain.arrived,
+            plain.begun,
+        )
+        self.mixed, self.quiet, self.left, self.silent = plain.mixed, plain.quiet, plain.left, plain.silent
+        self.waiting.extend(range(plain.begun, plain.arrived))
+        self.ends[:] = plain.ends
+        for row, end in sorted(plain.decoding()):
+            self.running[row] = end
+            tokens = columns.prompt[row] + columns.output[row] - 1 - (end - self.steps)
+            self.context += tokens - self.steps
+            self.residues[(self.steps - tokens) % size] += 1
+            self._hold(row, tokens)
+        if self.left:
+            self.last_row, self.target = plain.begun - 1, columns.prompt[plain.begun - 1]
+            self._hold(self.last_row, self.target - self.left)
+
+    def gauges(self) -> dict[str, float]:
+        """The engine's gauges as they stood when the last step ended."""
+        waiting = len(self.waiting) + len(self.incoming)
+        return gauges_of(len(self.running) + bool(self.left), waiting, self.kv.usage)
+
+    def unfinished(self) -> Iterator[tuple[int, int, int]]:
+        """Rows with some of their tokens: how many, and when the last came."""
+        for row, end in self.running.items():
+            yield row, self.columns.output[row] - (end - self.steps), self.now_ns
+        for row, again in self.redo.items():
+            if again.made:
+                yield row, again.made, again.last_ns
+
+    def abort(self) -> list[tuple[int, int]]:
+        """All that is unfinished ends here: the rows, in order, and the tokens each has."""
+        rows = sorted((*self.running, *self.waiting, *self.incoming, *([self.last_row] if self.left else ())))
+        for row in rows:
+            if row in self.running:
+                self.release(row, self.columns.prompt[row] + self.made(row) - 1)
+            elif self.left and row == self.last_row:
+                self.release(row, self.target - self.left)
+        self.catch_up()
+        return [(row, self.made(row)) for row in rows]
+
+    def made(self, row: int) -> int:
+        """Tokens that an unfinished row has."""
+        if row in self.running:
+            return self.columns.output[row] - (self.running[row] - self.steps)
+        return self.redo[row].made if row in self.redo else 0
+
+    def drop(self, rows: int) -> None:
+        """Forget the first `rows` rows, which are over; the others move up."""
+        self.columns.drop(rows)
+        self.arrived -= rows
+        self.last_row -= rows
+        self.waiting = deque(row - rows for row in self.waiting)
+        self.incoming = [row - rows for row in self.incoming]
+        self.leaving = [row - rows for row in self.leaving]
+        self.running = {row - rows: end for row, end in self.running.items()}
+        self.ends = [
+            *sorted((end << ROW_BITS) + row for row, end in self.running.items()),
+            FAR_NS << ROW_BITS,
+        ]
+        self.redo, self.leases = _moved(self.redo, rows), _moved(self.leases, rows)
+        self.cached, self.preempted = _moved(self.cached, rows), _moved(self.preempted, rows)
+
+    def arrive(self, until_ns: int) -> None:
+        """Take in the rows that arrive by `until_ns`, each at its own instant."""
+        columns, row = self.columns, self.arrived
+        if columns.drawn_ns <= until_ns:
+            columns.draw_until(until_ns)
+        due = columns.due
+        if columns.longest > self.longest:
+            self.watched = True
+        if self.watched:
+            while due[row] <= until_ns:
+                self._take(row, due[row])
+                row += 1
+        else:
+            waiting = self.waiting
+            while due[row] <= until_ns:
+                waiting.append(row)
+                row += 1
+        self.arrived = row
+
+    def _take(self, row: int, at_ns: int) -> None:
+        """Queue a row, unless it is refused; with async scheduling a busy engine sees it a step later."""
+        config, tokens = self.config, self.columns.prompt[row] + self.columns.output[row]
+        unfinished = len(self.running) + bool(self.left) + len(self.waiting) + len(self.incoming)
+        reason = ""
+        if tokens > config.max_model_len:
+            reason = "max_model_len"
+        elif tokens > self.most:
+            reason = "unservable"
+        elif config.max_num_queued_reqs is not None and unfinished >= config.max_num_queued_reqs:
+            reason = "max_num_queued_reqs"
+        elif config.max_num_queued_tokens is not None and self.queued_tokens >= config.max_num_queued_tokens:
+            reason = "max_num_queued_tokens"
+        if reason:
+            if reason in self.metrics.rejected:
+                self.metrics.rejected[reason] += 1
+            self.columns.refuse(row, reason, at_ns)
+            return
+        self.queued_tokens += self.columns.prompt[row]
+        (self.incoming if config.async_scheduling and unfinished else self.waiting).append(row)
+
+    def growth(self, steps: int) -> int:
+        """Blocks that those who decode take in the next `steps` steps."""
+        size, residues = self.size, self.residues
+        start = self.steps % size
+        end = start + steps
+        if end <= size:
+            return sum(residues[start:end])
+        rounds, end = divmod(end, size)
+        return sum(residues[start:]) + (rounds - 1) * len(self.running) + sum(residues[:end])
+
+    def catch_up(self) -> None:
+        """Let those who came and ended while a step was planned ahead come and go."""
+        prompt, output = self.columns.prompt, self.columns.output
+        for row in self.leaving:
+            self.release(row, prompt[row] + output[row] - 1)
+        self.leaving.clear()
+        self.waiting += self.incoming
+        self.incoming.clear()
+        self.blocked, self.lacking = False, 0
+
+    def release(self, row: int, tokens: int, again: bool = False) -> Node | None:
+        """Give back the blocks of `tokens` tokens; what the row can come `again` for."""
+        size, lease = self.size, self.leases.pop(row)
+        freed, own = self.pool.release(lease, -(-tokens // size), tokens // size, again and self.caching)
+        self.kv.free += freed
+        return own
+
+    def _hold(self, row: int, tokens: int) -> None:
+        lease, blocks = self.pool.whole[()], -(-tokens // self.size)
+        lease.holders += 1
+        self.leases[row] = lease
+        self.kv.free -= blocks
+        self.pool.owed += blocks
+
+
+def _moved(told: dict[int, Told], rows: int) -> dict[int, Told]:
+    return {row - rows: value for row, value in told.items() if row >= rows}
