@@ -24,6 +24,7 @@ def knee_client(asked: dict[str, Any]) -> dict[str, Any]:
     from knee.measure.target import Offer
     from knee.workload.spec import Lengths, Workload
 
+    written: dict[int, list[int]] = {}
     lags_ns: list[int] = []
     if asked["stamps"]:
         plain = StreamExchange.body
@@ -31,7 +32,9 @@ def knee_client(asked: dict[str, Any]) -> dict[str, Any]:
         def body(self: StreamExchange, now_ns: int, data: bytes) -> None:
             at = data.find(b'"text":"') + 8
             if at > 8:
-                lags_ns.append(now_ns - int(data[at : data.find(b'"', at)]))
+                wrote_ns = int(data[at : data.find(b'"', at)])
+                lags_ns.append(now_ns - wrote_ns)
+                written.setdefault(self.index, []).append(wrote_ns - self._origin_ns)
             plain(self, now_ns, data)
 
         StreamExchange.body = body  # type: ignore[method-assign]
@@ -66,6 +69,27 @@ def knee_client(asked: dict[str, Any]) -> dict[str, Any]:
         "invalid": list(point.invalid),
         "most_open": int(open_now.max()),
         "ok": point.ok,
+        **written_ms(written, seen.sent_ns, due, (offer.warmup_ns, offer.warmup_ns + offer.window_ns)),
+    }
+
+
+def written_ms(
+    written: dict[int, list[int]], sent_ns: Any, due: Any, window_ns: tuple[int, int]
+) -> dict[str, float]:
+    """What the server did to the same requests, by the instants it wrote into its chunks.
+
+    TTFT counts from the send, so that the client's own lag is not taken for the server's; a server that was
+    late to read a request, or to write, was late.
+    """
+    firsts = [at[0] - int(sent_ns[index]) for index, at in written.items() if due[index]]
+    gaps = np.concatenate([np.empty(0), *(np.diff(at) for at in written.values())])
+    ends = np.concatenate([np.empty(0), *(np.asarray(at[1:]) for at in written.values())])
+    gaps = gaps[(ends >= window_ns[0]) & (ends < window_ns[1])]
+    return {
+        f"wrote_{name}_p{share}_ms": float(np.percentile(values, share)) / 1e6
+        for name, values in (("ttft", firsts), ("itl", gaps))
+        for share in (50, 99)
+        if len(values)
     }
 
 
