@@ -127,7 +127,7 @@ def test_chunks_that_come_whole_are_heard_as_cut_ones(
     if bad:
         chunks.insert(at, bad)
     reads = [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", *chunks, b"0\r\n\r\n"]
-    wire, cuts = b"".join(reads), []
+    wire, cuts = b"".join(reads), list[int]()
     for read in reads:
         cuts.append((cuts[-1] if cuts else 0) + len(read))
     cuts = [cut for cut in cuts if data.draw(st.booleans() | st.just(value=True))]
