@@ -6,13 +6,13 @@ disturb one another. The truth is what the server wrote and when; each chunk car
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from bench._load_client import vllm_program
 from bench.figure import Figure
 
 CHUNKS = 20
@@ -100,8 +100,11 @@ def memory() -> Iterator[Figure]:
 
 def peers() -> Iterator[Figure]:
     """The same rows from tools that are installed; that one is not is said on stderr."""
-    if shutil.which("vllm") is None:
-        sys.stderr.write("load: vllm is not installed; no rows of `vllm bench serve`\n")
+    if vllm_program() is None or "VLLM_TOKENIZER" not in os.environ:
+        sys.stderr.write(
+            "load: no rows of `vllm bench serve`: that wants vllm in VLLM_HOME or on PATH,"
+            " and a folder with a tokenizer in VLLM_TOKENIZER\n"
+        )
         return
     for rate in (300, 1_000):
         seen = measure("vllm", rate=rate)
