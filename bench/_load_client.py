@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ def knee_client(asked: dict[str, Any]) -> dict[str, Any]:
     from knee.measure.target import Offer
     from knee.workload.spec import Lengths, Workload
 
+    written: dict[int, list[int]] = {}
     lags_ns: list[int] = []
     if asked["stamps"]:
         plain = StreamExchange.body
@@ -31,7 +33,9 @@ def knee_client(asked: dict[str, Any]) -> dict[str, Any]:
         def body(self: StreamExchange, now_ns: int, data: bytes) -> None:
             at = data.find(b'"text":"') + 8
             if at > 8:
-                lags_ns.append(now_ns - int(data[at : data.find(b'"', at)]))
+                wrote_ns = int(data[at : data.find(b'"', at)])
+                lags_ns.append(now_ns - wrote_ns)
+                written.setdefault(self.index, []).append(wrote_ns - self._origin_ns)
             plain(self, now_ns, data)
 
         StreamExchange.body = body  # type: ignore[method-assign]
@@ -66,6 +70,27 @@ def knee_client(asked: dict[str, Any]) -> dict[str, Any]:
         "invalid": list(point.invalid),
         "most_open": int(open_now.max()),
         "ok": point.ok,
+        **written_ms(written, seen.sent_ns, due, (offer.warmup_ns, offer.warmup_ns + offer.window_ns)),
+    }
+
+
+def written_ms(
+    written: dict[int, list[int]], sent_ns: Any, due: Any, window_ns: tuple[int, int]
+) -> dict[str, float]:
+    """What the server did to the same requests, by the instants it wrote into its chunks.
+
+    TTFT counts from the send, so that the client's own lag is not taken for the server's; a server that was
+    late to read a request, or to write, was late.
+    """
+    firsts = [at[0] - int(sent_ns[index]) for index, at in written.items() if due[index]]
+    gaps = np.concatenate([np.empty(0), *(np.diff(at) for at in written.values())])
+    ends = np.concatenate([np.empty(0), *(np.asarray(at[1:]) for at in written.values())])
+    gaps = gaps[(ends >= window_ns[0]) & (ends < window_ns[1])]
+    return {
+        f"wrote_{name}_p{share}_ms": float(np.percentile(values, share)) / 1e6
+        for name, values in (("ttft", firsts), ("itl", gaps))
+        for share in (50, 99)
+        if len(values)
     }
 
 
@@ -108,23 +133,42 @@ def aiohttp_client(asked: dict[str, Any]) -> dict[str, Any]:
     return {"cpu_ms": cpu_s / len(due_s) * 1e3, "core": cpu_s / wall_s, "ok": len(stamps)}
 
 
+def vllm_program() -> str | None:
+    """The `vllm` program: of the virtual environment that VLLM_HOME names, or on the PATH."""
+    home = os.environ.get("VLLM_HOME")
+    return shutil.which("vllm", path=str(Path(home) / "bin") if home else None)
+
+
 def vllm_client(asked: dict[str, Any]) -> dict[str, Any]:
-    """`vllm bench serve` with its defaults, at the same rate and lengths."""
+    """`vllm bench serve` with its defaults, at the same rate and lengths.
+
+    What the program costs before its first request is taken off: the CPU of a run of a few requests.
+    """
+    few, prompts = 10, int(asked["rate"] * asked["seconds"])
+    base_s, _ = _vllm_run(asked, few)
+    cpu_s, result = _vllm_run(asked, prompts)
+    return {
+        "cpu_ms": (cpu_s - base_s) / (prompts - few) * 1e3,
+        "ttft_p99_ms": result["p99_ttft_ms"],
+        "ok": result["completed"],
+    }
+
+
+def _vllm_run(asked: dict[str, Any], prompts: int) -> tuple[float, dict[str, Any]]:
+    """CPU seconds and result of one run; VLLM_TOKENIZER is a folder with any tokenizer, to make prompts."""
     with tempfile.TemporaryDirectory() as folder:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        prompts = int(asked["rate"] * asked["seconds"])
         command = (
-            f"vllm bench serve --backend openai --base-url {asked['url']} --endpoint /v1/completions"
-            f" --model truth --dataset-name random --random-input-len 32"
-            f" --random-output-len {asked['chunks']} --ignore-eos"
-            f" --request-rate {asked['rate']} --num-prompts {prompts} --skip-tokenizer-init"
+            f"{vllm_program()} bench serve --backend openai --base-url {asked['url']}"
+            f" --endpoint /v1/completions --model truth --tokenizer {os.environ['VLLM_TOKENIZER']}"
+            f" --dataset-name random --random-input-len 32 --random-output-len {asked['chunks']}"
+            f" --ignore-eos --request-rate {asked['rate']} --num-prompts {prompts}"
             f" --save-result --result-dir {folder} --result-filename r.json"
         )
         subprocess.run(command.split(), check=True, capture_output=True, timeout=300)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        result = json.loads((Path(folder) / "r.json").read_text())
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"cpu_ms": cpu_s / prompts * 1e3, "ttft_p99_ms": result["p99_ttft_ms"], "ok": result["completed"]}
+        result: dict[str, Any] = json.loads((Path(folder) / "r.json").read_text())
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, result
 
 
 def memory_client(asked: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - every client takes the same

@@ -110,6 +110,34 @@ def test_valid_answers_are_heard_as_h11_meant_them(
     assert free
 
 
+@given(
+    body=st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=8),
+    bad=st.sampled_from(
+        [b"", b"", b"0x5\r\nhello\r\n", b"5\r\nhell\r\n", b"+5\r\nhello\r\n", b"5 \r\nhello"]
+    ),
+    at=st.integers(0, 8),
+    data=st.data(),
+)
+@settings(max_examples=300, deadline=None)
+def test_chunks_that_come_whole_are_heard_as_cut_ones(
+    body: list[bytes], bad: bytes, at: int, data: st.DataObject
+) -> None:
+    """A read that is one chunk passes the parser by; what is none never does, and later reads are its own."""
+    chunks = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in body]
+    if bad:
+        chunks.insert(at, bad)
+    reads = [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", *chunks, b"0\r\n\r\n"]
+    wire, cuts = b"".join(reads), list[int]()
+    for read in reads:
+        cuts.append((cuts[-1] if cuts else 0) + len(read))
+    cuts = [cut for cut in cuts if data.draw(st.booleans() | st.just(value=True))]
+    cuts += data.draw(st.lists(st.integers(0, len(wire)), max_size=2))
+    (in_reads, free), (whole, also_free) = hear(wire, cuts), hear(wire, [])
+    assert (in_reads.cause, in_reads.ends, free) == (whole.cause, whole.ends, also_free)
+    if not bad:
+        assert in_reads.data == whole.data == b"".join(body)
+
+
 BITS = [
     b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.0 200\r\n", b"content-length: 5\r\n",
     b"transfer-encoding: chunked\r\n", b"connection: close\r\n", b"\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n",

@@ -83,6 +83,28 @@ def test_cutting_makes_no_difference(stream: bytes, data: st.DataObject) -> None
     assert in_pieces(stream, cuts) == whole(stream) == by_the_standard(stream)
 
 
+insides = st.sampled_from([b"", b"a", b"x\r", b"\xef\xbb\xbf", b"a\nb"])
+ends = st.sampled_from([b"\n\n"] * 9 + [b"\n", b"\r\n\r\n", b"\n\n\n"])
+plain_or_not = st.lists(st.builds(lambda i, e: b"data: " + i + e, insides, ends) | pieces, max_size=6)
+
+
+@given(batches=st.lists(plain_or_not, max_size=4), limit=st.sampled_from([8, 1_000]))
+@settings(max_examples=500, deadline=None)
+def test_the_short_cut_for_plain_events_makes_no_difference(batches: list[list[bytes]], limit: int) -> None:
+    """Whatever came before, in whatever state that left the parser."""
+    plain, short = SseParser(limit), SseParser(limit)
+    for batch in batches:
+        found = short.feed_plain(batch)
+        try:
+            wanted = [event for piece in batch for event in plain.feed(piece)]
+        except SseError:
+            assert found is None
+            return
+        if found is None:
+            found = [event for piece in batch for event in short.feed(piece)]
+        assert found == wanted
+
+
 text = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S")), max_size=30)
 
 

@@ -23,7 +23,7 @@ def test_an_entry_is_censored_until_it_is_closed() -> None:
 def test_gaps_come_in_order_of_their_ends() -> None:
     books = Books()
     for at in (30, 10, 20):
-        books.gap(4, 2, at)
+        books.gaps([4], [2], [at])
     assert books.observed(0).gaps.at_ns.tolist() == [10, 20, 30]
     assert books.observed(0).gaps.ns.tolist() == [2, 2, 2]
 
@@ -45,7 +45,7 @@ def test_memory_stays_bounded_and_percentiles_stay(monkeypatch: pytest.MonkeyPat
     drawn = np.random.default_rng(1).lognormal(17, 0.5, 100_000).astype(np.int64)
     books = Books()
     for i, ns in enumerate(drawn.tolist()):
-        books.gap(ns, 1, i * 1_000_000)
+        books.gaps([ns], [1], [i * 1_000_000])
         assert len(books.gap_ns) <= 4_000
     gaps = books.observed(0).gaps
     assert gaps.count.sum() == 100_000
@@ -56,3 +56,18 @@ def test_memory_stays_bounded_and_percentiles_stay(monkeypatch: pytest.MonkeyPat
     assert len(gaps.chunk_ns) < 4_000
     assert np.percentile(gaps.chunk_ns, 50) == pytest.approx(np.percentile(drawn, 50), rel=0.1)
     assert column([1]).dtype == np.int64
+
+
+@given(sizes=st.lists(st.integers(0, 9), max_size=8), stride=st.sampled_from([1, 2, 4]))
+def test_every_strideth_chunk_is_kept_however_they_come(sizes: list[int], stride: int) -> None:
+    lumped, single = Books(), Books()
+    lumped._chunk_stride = single._chunk_stride = stride
+    at = 0
+    for size in sizes:
+        gaps = list(range(at, at + size))
+        lumped.gaps(gaps, [1] * size, gaps)
+        for gap in gaps:
+            single.gaps([gap], [1], [gap])
+        at += size
+    assert lumped.chunk_ns == single.chunk_ns
+    assert lumped.chunk_ns.tolist() == list(range(at))[stride - 1 :: stride]

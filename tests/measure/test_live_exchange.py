@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from knee.core.requests import CENSORED, FAILED, OK, REJECTED
 from knee.core.units import NS_PER_MS
 from knee.measure.client.books import Books
-from knee.measure.client.exchange import StreamExchange, chunk_tokens
+from knee.measure.client.exchange import StreamExchange
+from knee.measure.client.tally import chunk_tokens, gaps_between
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 MS = NS_PER_MS
@@ -331,8 +332,7 @@ def test_whatever_comes_is_booked_once(pieces: list[bytes], status: int, stream:
 def test_tokens_add_up_to_the_usage(counts: list[int], told: bool) -> None:
     total = sum(counts)
     so_far = [sum(counts[: i + 1]) for i in range(len(counts))]
-    chunks = [(0, i, so_far[i] if told else -1) for i in range(len(counts))]
-    found = chunk_tokens(chunks, total)
+    found = chunk_tokens([0] * len(counts), so_far if told else [-1] * len(counts), total)
     assert sum(found) == total
     assert min(found) >= 1
     assert max(found) - min(found) <= 1 or found == counts
@@ -340,6 +340,32 @@ def test_tokens_add_up_to_the_usage(counts: list[int], told: bool) -> None:
 
 @given(chunks=st.integers(1, 50), total=st.integers(1, 50))
 def test_fewer_tokens_than_chunks(chunks: int, total: int) -> None:
-    found = chunk_tokens([(0, i, -1) for i in range(chunks)], total)
+    found = chunk_tokens([0] * chunks, [-1] * chunks, total)
     assert sum(found) == total
     assert found[0] >= 1
+
+
+chunks_of_answers = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 10**9), st.integers(-1, 9)), min_size=1, max_size=20
+)
+
+
+@given(chunks=chunks_of_answers)
+def test_counts_and_gaps_of_answers_are_those_of_each_alone(chunks: list[tuple[int, int, int]]) -> None:
+    """The short cuts for one answer whose totals grow, against the definition: chunk by chunk."""
+    answers, instants, totals = (list(column) for column in zip(*chunks, strict=True))
+    if min(totals) < 0:
+        return
+    instants.sort()
+    wanted, so_far = [], dict.fromkeys(answers, 0)
+    for answer, total in zip(answers, totals, strict=True):
+        wanted.append(max(0, total - so_far[answer]))
+        so_far[answer] = max(total, so_far[answer])
+    counts = chunk_tokens(answers, totals, None)
+    assert counts == wanted
+    gaps = []
+    for number, (answer, at_ns, count) in enumerate(zip(answers, instants, counts, strict=True)):
+        earlier = [i for i in range(number) if answers[i] == answer]
+        if earlier and count:
+            gaps.append((at_ns - instants[earlier[-1]], count, at_ns))
+    assert list(zip(*gaps_between(instants, answers, counts), strict=True)) == gaps

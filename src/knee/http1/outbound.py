@@ -15,7 +15,22 @@ from knee.http1.failure import Cause, name_failure
 
 HEADER_LIMIT = 64 * 1024
 BODY_LIMIT = 64 * 1024 * 1024
+FRAMING = (b"content-length", b"transfer-encoding")
 
+
+class _Sizes(dict[bytes, int]):
+    """What the size lines of chunks say, -1 for what is not one; 0, the end of a body, is not one here."""
+
+    def __missing__(self, digits: bytes) -> int:
+        if not digits or not set(digits) <= set(b"0123456789abcdefABCDEF"):
+            return -1
+        size = int(digits, 16) or -1
+        if len(self) < 10_000:
+            self[digits] = size
+        return size
+
+
+SIZES = _Sizes()
 Now = Callable[[], int]
 Headers = list[tuple[bytes, bytes]]
 
@@ -67,6 +82,8 @@ class Outbound(asyncio.Protocol):
         self._body_bytes = 0
         self._in_body = False
         self._until_close = False
+        self._between = False
+        """Whether what was read last ended where a chunk ends, and the parser stands before the next."""
         self._complete = False
         self._keep_alive = False
         self._request = b""
@@ -92,7 +109,7 @@ class Outbound(asyncio.Protocol):
         self._exchange = exchange
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = self._body_bytes = 0
-        self._in_body = self._until_close = self._complete = self.heard = False
+        self._in_body = self._until_close = self._between = self._complete = self.heard = False
         self._request = request
         self._transport.write(request)
         self.started_ns = self.last_ns = now_ns = self._now()
@@ -155,6 +172,21 @@ class Outbound(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
         self.last_ns = self._now()
+        if self._between and self._exchange is not None:
+            at = data.find(b"\r\n", 0, 8)
+            if SIZES[data[:at]] == len(data) - at - 4 and data[-2:] == b"\r\n":
+                self._piece(data[at + 2 : -2])  # a chunk, the whole of it and nothing else: most reads are
+                return
+        self._read(data)
+
+    def _piece(self, data: bytes) -> None:
+        self._body_bytes += len(data)
+        if self._body_bytes > self._body_limit:
+            self.fail("too_large", f"a body of {self._body_limit >> 10} KiB")
+        elif self._exchange is not None:
+            self._exchange.body(self.last_ns, data)
+
+    def _read(self, data: bytes) -> None:
         parser = self._parser
         if parser is None and not self._reused and len(self._early) < HEADER_LIMIT:
             self._early += data  # no HTTP server speaks first; whoever sends here will hear of it
@@ -171,6 +203,7 @@ class Outbound(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._broken(error)
             return
+        self._between = self._between and data[-2:] == b"\r\n"
         if self._complete:
             self._finish(reusable=self._keep_alive)
         elif self._body_bytes > self._body_limit:
@@ -219,7 +252,9 @@ class Outbound(asyncio.Protocol):
         if status < 200:
             return
         self._in_body = True
-        self._until_close = not any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
+        framing = {name: value for name, value in headers if name in FRAMING}
+        self._until_close = not framing
+        self._between = framing.get(b"transfer-encoding", b"").lower() == b"chunked"
         self._exchange.head(self.last_ns, status, headers)
 
     def on_body(self, data: bytes) -> None:
@@ -227,6 +262,14 @@ class Outbound(asyncio.Protocol):
         self._body_bytes += len(data)
         if self._exchange is not None and not self._complete:
             self._exchange.body(self.last_ns, data)
+
+    def on_chunk_header(self) -> None:
+        """The size of a chunk (0: of the last, which is none)."""
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        """The end of a chunk."""
+        self._between = not self._complete
 
     def on_message_complete(self) -> None:
         """The end of the answer; an interim one (1xx) is followed by the real one."""

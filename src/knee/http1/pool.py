@@ -57,6 +57,9 @@ class Pool:
         self._busy: set[Outbound] = set()
         self._connecting: dict[asyncio.Task[None], tuple[Exchange, int]] = {}
         self._closed = False
+        self._soonest_ns = min(self._first_ns, self._between_ns, self._total_ns)
+        self._look_ns = 0
+        """Before this instant no exchange under way can pass a bound."""
         self._ticker = self._loop.call_later(TICK_S, self._tick)
         self.opened = 0
         """Connections opened so far."""
@@ -158,19 +161,23 @@ class Pool:
         for task, (_, started_ns) in list(self._connecting.items()):
             if now_ns - started_ns > self._connect_ns:
                 self._give_up(task, "timeout_connect")
-        started_by, quiet_since = now_ns - self._total_ns, now_ns - self._between_ns
-        unheard_since = now_ns - self._first_ns
-        late = [
-            connection
-            for connection in self._busy
-            if not connection.paused
-            and (
-                connection.last_ns < (quiet_since if connection.heard else unheard_since)
-                or connection.started_ns < started_by
-            )
-        ]
+        if now_ns >= self._look_ns:
+            self._end_late(now_ns)
+
+    def _end_late(self, now_ns: int) -> None:
+        """End what has passed a bound, and note when the next could."""
+        self._look_ns = now_ns + self._soonest_ns
+        late = []
+        for connection in self._busy:
+            wait_ns = self._between_ns if connection.heard else self._first_ns
+            until_ns = min(connection.last_ns + wait_ns, connection.started_ns + self._total_ns)
+            if until_ns >= now_ns or connection.paused:
+                self._look_ns = min(self._look_ns, max(until_ns, now_ns))
+            else:
+                late.append(connection)
         for connection in late:
             if not connection.heard:
                 connection.fail("timeout_first_byte")
             else:
-                connection.fail("timeout_total" if connection.started_ns < started_by else "timeout_stalled")
+                over = connection.started_ns + self._total_ns < now_ns
+                connection.fail("timeout_total" if over else "timeout_stalled")

@@ -61,14 +61,17 @@ class Books:
         self.outcome.append(CENSORED)
         return len(self.due_ns) - 1
 
-    def gap(self, chunk_ns: int, tokens: int, at_ns: int) -> None:
-        """A chunk of `tokens` tokens came at `at_ns`, `chunk_ns` after the one before it."""
-        self.gap_ns.append(chunk_ns // tokens)
-        self.gap_count.append(tokens)
-        self.gap_at_ns.append(at_ns)
-        self._chunks_seen += 1
-        if self._chunks_seen % self._chunk_stride == 0:
-            self.chunk_ns.append(chunk_ns)
+    def gaps(self, chunk_ns: list[int], tokens: list[int], at_ns: list[int]) -> None:
+        """Chunks of `tokens` tokens that came at `at_ns`, `chunk_ns` after the one before each."""
+        if tokens.count(1) == len(tokens):
+            self.gap_ns.extend(chunk_ns)
+        else:
+            self.gap_ns.extend([ns // count for ns, count in zip(chunk_ns, tokens, strict=True)])
+        self.gap_count.extend(tokens)
+        self.gap_at_ns.extend(at_ns)
+        stride, seen = self._chunk_stride, self._chunks_seen
+        self.chunk_ns.extend(chunk_ns[stride - 1 - seen % stride :: stride])
+        self._chunks_seen = seen + len(chunk_ns)
         if len(self.gap_ns) >= GAPS_KEPT:
             self._thin_out()
 

@@ -7,13 +7,13 @@ import msgspec
 # An event is decoded some 80,000 times a second, so these are typed decoders of the fields in use.
 
 
-class Details(msgspec.Struct):
+class Details(msgspec.Struct, gc=False):
     """Part of `Usage`."""
 
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     """Token counts by the server; in a chunk (`continuous_usage_stats`) they are totals so far."""
 
     prompt_tokens: int = 0
@@ -21,7 +21,7 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: Details | None = None
 
 
-class Delta(msgspec.Struct):
+class Delta(msgspec.Struct, gc=False):
     """What a chat chunk (or message) adds. vLLM calls reasoning `reasoning_content` before 0.12."""
 
     content: str | None = None
@@ -31,7 +31,7 @@ class Delta(msgspec.Struct):
     tool_calls: list[Any] | None = None
 
 
-class Choice(msgspec.Struct):
+class Choice(msgspec.Struct, gc=False):
     """One answer, or its latest piece."""
 
     index: int = 0
@@ -49,7 +49,7 @@ class Choice(msgspec.Struct):
         )
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     """A chunk of a stream, or a whole answer."""
 
     choices: list[Choice] = []

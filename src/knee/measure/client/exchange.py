@@ -1,16 +1,15 @@
 """One request, from the send to its entry in the books."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import msgspec
 
 from knee.core.requests import CENSORED, FAILED, OK, REJECTED
 from knee.http1.failure import Cause
 from knee.http1.outbound import Headers
-from knee.http1.sse import SseError, SseParser
 from knee.measure.client.books import Books
 from knee.measure.client.events import Usage, decode_event, words_of
+from knee.measure.client.tally import Tally, chunk_tokens, gaps_between
 
 REFUSALS = (429, 503)
 """Statuses by which a server refuses work it has no room for (vLLM's admission limits answer 503)."""
@@ -28,9 +27,8 @@ class StreamExchange:
     """
 
     __slots__ = (
-        "_answers", "_at", "_books", "_counted", "_done", "_ended", "_error", "_held", "_origin_ns",
-        "_parser", "_pieces", "_retry_after", "_stamps", "_status", "_stream", "_usage",
-        "cause", "gaps", "index",
+        "_books", "_counted", "_ended", "_held", "_origin_ns", "_pieces", "_retry_after", "_stamps",
+        "_status", "_stream", "_tally", "cause", "gap_ns", "gap_tokens", "index",
     )  # fmt: skip
 
     def __init__(self, books: Books, index: int, origin_ns: int, stream: bool, ended: Ended) -> None:
@@ -43,18 +41,13 @@ class StreamExchange:
         self._stamps: list[int] = []
         self._pieces: list[bytes] = []
         self._held = 0
-        self._parser = SseParser()
-        self._at: list[tuple[int, int, int]] = []
-        """(answer, instant, total tokens of that answer by then or -1) of every chunk with output."""
-        self._answers: dict[int, int] = {}
+        self._tally = Tally()
         self._counted = False
-        self._usage: tuple[int, int, int] | None = None
-        self._error: tuple[str, str] | None = None
-        self._done = False
         self.index = index
         self.cause = ""
-        self.gaps: list[tuple[int, int]] = []
-        """(ns, tokens) of each chunk with output after the first, once the answer is over."""
+        self.gap_ns: list[int] = []
+        self.gap_tokens: list[int] = []
+        """Of each chunk with output after the first, once the answer is over."""
 
     # What the connection calls.
 
@@ -98,11 +91,12 @@ class StreamExchange:
             self._whole(now_ns)
             return
         self._fold(last=True)
-        if self._error:
-            self._close(now_ns, FAILED, *self._error)
-        elif not self._done:
+        tally = self._tally
+        if tally.error:
+            self._close(now_ns, FAILED, *tally.error)
+        elif not tally.done:
             self._close(now_ns, FAILED, "no_done", "the stream ended without [DONE]")
-        elif not self._at:
+        elif not tally.instants:
             self._close(now_ns, FAILED, "empty", "the stream held no output")
         else:
             self._close(now_ns, OK)
@@ -114,9 +108,9 @@ class StreamExchange:
         if cause == "client_stopped":
             self._close(now_ns, CENSORED)
             return
-        if cause.startswith("timeout") and self._at:  # a stall is a gap, even if no token ended it
-            chunk_ns = now_ns - self._at[-1][1]
-            self._books.gap(chunk_ns, 1, now_ns - self._origin_ns)
+        instants = self._tally.instants
+        if cause.startswith("timeout") and instants:  # a stall is a gap, even if no token ended it
+            self._books.gaps([now_ns - instants[-1]], [1], [now_ns - self._origin_ns])
         self._close(now_ns, FAILED, cause, detail)
 
     # What the books need.
@@ -128,60 +122,23 @@ class StreamExchange:
         """
         if not self._stream or self._status != 200 or self._counted:
             return
-        if not self._at:
+        tally = self._tally
+        if not tally.instants:
             self._fold()
-        if not self._at:
+        if not tally.instants:
             return
-        books, index = self._books, self.index
-        told = sum(self._answers.values())
-        counted = told if self._at[0][2] >= 0 and told else len(self._at)
-        books.first_ns[index] = self._at[0][1] - self._origin_ns
-        books.first_tokens[index] = max(1, self._at[0][2])
-        books.last_ns[index] = (self._stamps[-1] if self._stamps else self._at[-1][1]) - self._origin_ns
-        books.output_tokens[index] = counted + len(self._pieces)
+        books, index, stamps = self._books, self.index, self._stamps
+        told = tally.told if tally.totals[0] >= 0 else 0
+        books.first_ns[index] = tally.instants[0] - self._origin_ns
+        books.first_tokens[index] = max(1, tally.totals[0])
+        books.last_ns[index] = (stamps[-1] if stamps else tally.instants[-1]) - self._origin_ns
+        books.output_tokens[index] = (told or len(tally.instants)) + len(stamps)
 
     def _fold(self, last: bool = False) -> None:
         """Read the pieces that have gathered."""
         stamps, pieces = self._stamps, self._pieces
         self._stamps, self._pieces, self._held = [], [], 0
-        at_ns = stamps[-1] if stamps else 0
-        feed, read = self._parser.feed, self._read
-        try:
-            for at_ns, piece in zip(stamps, pieces, strict=True):
-                for data in feed(piece):
-                    read(at_ns, data)
-            if last:
-                for data in self._parser.flush():
-                    self._read(at_ns, data)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            self._fault("bad_event", str(error))
-        except SseError as error:
-            self._fault("too_large", str(error))
-
-    def _fault(self, cause: str, said: str) -> None:
-        if not self._error:
-            self._error = (cause, " ".join(said.split())[:160])
-
-    def _read(self, at_ns: int, data: bytes) -> None:
-        if data == b"[DONE]":
-            self._done = True
-            return
-        event = decode_event(data)
-        if event.error is not None or event.object == "error":
-            self._fault("error_event", event.failure() or "")
-        usage = event.usage
-        total = -1 if usage is None or usage.completion_tokens is None else usage.completion_tokens
-        for choice in event.choices:
-            if choice.speaks() or total > self._answers.get(choice.index, 0):
-                self._at.append((choice.index, at_ns, total))
-                self._answers[choice.index] = max(total, 0)
-        if usage is not None:
-            self._take_usage(usage)
-
-    def _take_usage(self, usage: Usage) -> None:
-        details = usage.prompt_tokens_details
-        cached = (details.cached_tokens or 0) if details else 0
-        self._usage = (usage.prompt_tokens, usage.completion_tokens or 0, cached)
+        self._tally.read(stamps, pieces, last)
 
     def _whole(self, now_ns: int) -> None:
         """The answer came in one piece: its first token is seen when its last one is."""
@@ -194,12 +151,13 @@ class StreamExchange:
         if failure is not None:
             self._close(now_ns, FAILED, "error_event", failure[:160])
             return
-        if event.usage is not None:
-            self._take_usage(event.usage)
-        if not any(choice.speaks() for choice in event.choices) and not (self._usage and self._usage[1]):
+        tally, usage = self._tally, event.usage
+        tokens = (usage.completion_tokens or 0) if usage else 0
+        if not tokens and not any(choice.speaks() for choice in event.choices):
             self._close(now_ns, FAILED, "empty", "the answer held no output")
             return
-        self._at = [(0, now_ns, self._usage[1] if self._usage else -1)]
+        tally.usage = usage
+        tally.instants, tally.answers, tally.totals = [now_ns], [0], [tokens if usage else -1]
         self._close(now_ns, OK)
 
     def _close(self, now_ns: int, outcome: int, cause: str = "", said: str = "") -> None:
@@ -218,48 +176,29 @@ class StreamExchange:
 
     def _enter_tokens(self) -> None:
         """Enter what came, when no more will."""
-        books, index, origin = self._books, self.index, self._origin_ns
-        usage = self._usage
+        books, index, origin, tally = self._books, self.index, self._origin_ns, self._tally
+        usage, instants = tally.usage, tally.instants
         if usage is not None:
-            books.cached_tokens += usage[2]
-        if usage is not None and usage[0]:
-            books.checked_prompt_tokens += books.prompt_tokens[index]
-            books.off_prompt_tokens += abs(usage[0] - books.prompt_tokens[index])
-            books.prompt_tokens[index] = usage[0]
-        if not self._at:
+            self._enter_usage(usage)
+        if not instants:
             return
-        if usage is None and self._done:
+        if usage is None and tally.done:
             books.notes["no usage: tokens counted as chunks"] += 1
-        counts = chunk_tokens(self._at, usage[1] if usage else None)
-        books.first_ns[index] = self._at[0][1] - origin
-        books.last_ns[index] = self._at[-1][1] - origin
+        said = (usage.completion_tokens or 0) if usage else None
+        counts = chunk_tokens(tally.answers, tally.totals, said)
+        books.first_ns[index] = instants[0] - origin
+        books.last_ns[index] = instants[-1] - origin
         books.first_tokens[index] = counts[0]
-        books.output_tokens[index] = max(sum(counts), usage[1] if usage else 0)
-        latest: dict[int, int] = {}
-        for (answer, at_ns, _), tokens in zip(self._at, counts, strict=True):
-            before = latest.get(answer)
-            latest[answer] = at_ns
-            if before is not None and tokens:
-                self.gaps.append((at_ns - before, tokens))
-                books.gap(at_ns - before, tokens, at_ns - origin)
+        books.output_tokens[index] = max(sum(counts), said or 0)
+        self.gap_ns, self.gap_tokens, ends_ns = gaps_between(instants, tally.answers, counts)
+        books.gaps(self.gap_ns, self.gap_tokens, [at_ns - origin for at_ns in ends_ns])
 
-
-def chunk_tokens(chunks: list[tuple[int, int, int]], total: int | None) -> list[int]:
-    """How many tokens each chunk with output carried.
-
-    `chunks` are (answer, instant, tokens of that answer by then, or -1 where the server does not say).
-    Where it says (`continuous_usage_stats`), that is the truth. Where it does not, the final usage, `total`,
-    is the truth and is spread evenly over the chunks, as nothing says where the tokens were; without either,
-    a chunk is a token.
-    """
-    if all(known >= 0 for _, _, known in chunks):
-        counts, so_far = [], dict[int, int]()
-        for answer, _, known in chunks:
-            counts.append(max(0, known - so_far.get(answer, 0)))
-            so_far[answer] = max(known, so_far.get(answer, 0))
-        return counts
-    n = len(chunks)
-    if not total or total == n:
-        return [1] * n
-    by = [-(-i * total // n) for i in range(n + 1)]  # rounded up: the first chunk carries a token
-    return [later - earlier for earlier, later in pairwise(by)]
+    def _enter_usage(self, usage: Usage) -> None:
+        """Enter the prompt's length, and how much of it the server had cached."""
+        books, index = self._books, self.index
+        if usage.prompt_tokens_details is not None:
+            books.cached_tokens += usage.prompt_tokens_details.cached_tokens or 0
+        if usage.prompt_tokens:
+            books.checked_prompt_tokens += books.prompt_tokens[index]
+            books.off_prompt_tokens += abs(usage.prompt_tokens - books.prompt_tokens[index])
+            books.prompt_tokens[index] = usage.prompt_tokens

@@ -18,6 +18,8 @@ from knee.measure.target import ClientHealth, Offer, Stop
 
 AHEAD = 64
 """Requests made ready before they are due, so that nothing but the write happens at the instant."""
+IN_ONE_GO = 8
+"""Requests made ready at once: together they cost half of what they cost one by one."""
 AT_ONCE = 64
 """Requests sent in one go before answers are read again, when many are due together."""
 BEAT_NS = 20 * NS_PER_MS
@@ -152,7 +154,8 @@ class Load:
                 break
             self._ready.popleft()
             self._send(due, due.due_ns)
-        self._loop.call_soon(self._refill)
+        if len(self._ready) <= AHEAD - IN_ONE_GO:
+            self._loop.call_soon(self._refill)
         self._waker.arm(self.start_ns + self._next().due_ns)
 
     def _next(self) -> Due:
@@ -280,6 +283,6 @@ def record_of(books: Books, exchange: StreamExchange, number: int) -> RequestRec
         output_tokens=books.output_tokens[index],
         first_tokens=books.first_tokens[index],
         cause=exchange.cause,
-        gap_ns=tuple(ns for ns, _ in exchange.gaps),
-        gap_tokens=tuple(tokens for _, tokens in exchange.gaps),
+        gap_ns=tuple(exchange.gap_ns),
+        gap_tokens=tuple(exchange.gap_tokens),
     )

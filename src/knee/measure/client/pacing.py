@@ -17,13 +17,17 @@ _TFD_FLAGS = 0o4000 | 0o2000000  # TFD_NONBLOCK | TFD_CLOEXEC, timerfd_create(2)
 
 
 class Waker:
-    """Calls `wake` at the instant last armed, from the event loop. Made inside a running event loop."""
+    """Calls `wake` at the instant last armed, from the event loop. Made inside a running event loop.
+
+    Where it is armed anew just as it fires, `wake` may be called before that instant.
+    """
 
     def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
         self._clock = clock
         self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._armed = False
         self._fd = _timerfd()
         if self._fd is not None:
             self._loop.add_reader(self._fd, self._read)
@@ -36,6 +40,7 @@ class Waker:
     def arm(self, at_ns: int) -> None:
         """Wake at `at_ns` on the monotonic clock, at once where that is past; no longer at an earlier one."""
         if self._fd is not None:
+            self._armed = True
             _settime(self._fd, max(1, at_ns))
             return
         if self._timer is not None:
@@ -55,18 +60,20 @@ class Waker:
     def _read(self) -> None:
         if self._fd is None:
             return
-        with contextlib.suppress(BlockingIOError):  # armed anew since it fired
-            os.read(self._fd, 8)
-            self._wake()
+        self._armed = False
+        self._wake()
+        if not self._armed and self._fd is not None:  # arming anew has the same effect as reading
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._fd, 8)
 
 
 def _timerfd() -> int | None:
     """A timer on the monotonic clock; None where the system has none."""
-    if not sys.platform.startswith("linux"):
+    if _LIBC is None:
         return None
     # os.timerfd_create came with Python 3.13.
     try:
-        fd = int(_libc().timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS))
+        fd = int(_LIBC.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS))
     except (OSError, AttributeError):
         return None
     return fd if fd >= 0 else None
@@ -74,15 +81,10 @@ def _timerfd() -> int | None:
 
 def _settime(fd: int, at_ns: int) -> None:
     # struct itimerspec: the interval (none) and the first expiry, each seconds and nanoseconds.
-    spec = struct.pack("qqqq", 0, 0, at_ns // NS_PER_S, at_ns % NS_PER_S)
-    if _libc().timerfd_settime(fd, _TFD_TIMER_ABSTIME, spec, None) != 0:
+    spec = _SPEC(0, 0, *divmod(at_ns, NS_PER_S))
+    if _LIBC is None or _LIBC.timerfd_settime(fd, _TFD_TIMER_ABSTIME, spec, None) != 0:
         raise OSError(ctypes.get_errno(), "timerfd_settime")
 
 
-_LIBC: list[ctypes.CDLL] = []
-
-
-def _libc() -> ctypes.CDLL:
-    if not _LIBC:
-        _LIBC.append(ctypes.CDLL(None, use_errno=True))
-    return _LIBC[0]
+_SPEC = struct.Struct("qqqq").pack
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
