@@ -25,7 +25,7 @@ VLLM_OLD_HOME ?= .vllm-old
 live: $(VENV)/.developed
 	test -x $(VLLM_HOME)/venv/bin/vllm || bash ../shared/real-vllm/install.sh $(VLLM_HOME)
 	test -x $(VLLM_OLD_HOME)/venv/bin/vllm || bash ../shared/real-vllm/install.sh $(VLLM_OLD_HOME) 0.27.1
-	VLLM_HOME=$(abspath $(VLLM_HOME)) VLLM_OLD_HOME=$(abspath $(VLLM_OLD_HOME)) $(BIN)/pytest -m live -v tests/live $(if $(ONLY),-k $(ONLY))
+	VLLM_HOME=$(abspath $(VLLM_HOME)) VLLM_OLD_HOME=$(abspath $(VLLM_OLD_HOME)) $(BIN)/pytest -m live -v tests/live $(if $(ONLY),-k "$(ONLY)")
 
 bench: $(VENV)/.developed
 	$(BIN)/python -m bench $(ONLY)

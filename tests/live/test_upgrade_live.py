@@ -78,7 +78,8 @@ def test_an_older_release_against_this_one(
     assert found.before != found.after
     versions = [read_recording(path).version for path in (before, after)]
     assert run(["upgrade", "plan", "--from", versions[0], "--to", versions[1]]) == 0
-    assert found.verdict == "unchanged"
+    # Neither template nor sampling changed. Kernels did, and on some processors that turns near ties.
+    assert changed(found) <= {"greedy", "seeded"}
 
 
 def swept(url: str, out: Path) -> Path:

@@ -28,6 +28,9 @@ ODD_BURST = 0.1
 """Relative residual from which the burst is suspected: a front end that all clients reach at once may slow
 the engine, as it never does under open load."""
 
+REACH = 1.2
+"""How far beyond the rates it was fitted to a model stays as it is."""
+
 COARSE = 0.05
 """Relative error of the model's knee that suffices to place the first point."""
 
@@ -59,6 +62,7 @@ class Evidence:
         self._light: tuple[Offer, Observed] | None = None
         self._burst_seen: Observed | None = None
         self._clients = 0
+        self._fitted_rate = 0.0
         self._snapshots: list[Snapshot] = []
         self._assisted: Assisted | None = None
 
@@ -97,9 +101,10 @@ class Evidence:
         return self.burst is not None
 
     def add_trial(self, trial: Trial) -> None:
-        """An open-loop point. After the first one the model is fitted anew, and then stays."""
+        """An open-loop point. After the first, and one far above the others, the model is fitted anew."""
         self.trials.append(trial)
-        if len(self.trials) == 1 and self.burst is not None:
+        if self.burst is not None and trial.offer.rate > REACH * self._fitted_rate:
+            self._fitted_rate = trial.offer.rate
             self._refit(self.burst, FINE)
         self._assisted = None
         if self.model is not None and self.long_run is not None:
