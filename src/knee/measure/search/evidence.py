@@ -28,8 +28,8 @@ ODD_BURST = 0.1
 """Relative residual from which the burst is suspected: a front end that all clients reach at once may slow
 the engine, as it never does under open load."""
 
-REACH = 1.2
-"""How far beyond the rates it was fitted to a model stays as it is."""
+REACH = 1.5
+"""How far beyond the rates it was fitted to a model stays as it is; the point beyond the knee lies nearer."""
 
 COARSE = 0.05
 """Relative error of the model's knee that suffices to place the first point."""
