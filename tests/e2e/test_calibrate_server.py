@@ -45,6 +45,7 @@ def test_a_server_is_measured_lightly_and_its_step_cost_found(
     alone_ms = points[0].e2e_ms.mean_finite or 0.0
     # Requests aim at some twice as long as alone; what other work on this machine adds is bounded loosely.
     assert max(point.e2e_ms.mean_finite or 0.0 for point in points) < 20 * alone_ms
+    assert max(rates) * alone_ms / 1000 <= 12.5  # by Little's law, in flight at the lightest
     assert found["costs"]["fixed"]["ms"] == pytest.approx(12, rel=0.25)
     assert found["costs"]["per_prefill_token"]["ms"] == pytest.approx(0.05, rel=0.5)
 
