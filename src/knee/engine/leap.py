@@ -4,12 +4,11 @@ Between two changes of the batch every step is alike, but for the context that g
 so a stretch of steps has a closed form. What happens is what `drive.step_until` makes happen, exactly.
 """
 
-from math import isqrt
-
 from knee.engine.drive import Load, offer
 from knee.engine.engine import Engine
 from knee.engine.quiet import decode_growth, schedule_quietly
 from knee.engine.scheduler import Scheduler
+from knee.engine.skip import steps_within
 from knee.engine.step import Step
 
 FAR_NS = 1 << 62
@@ -81,12 +80,7 @@ def _steps_within(engine: Engine, within_ns: int) -> int:
     longer_ns = cost.per_context_token_ns * decodes
     if not longer_ns:
         return -(-within_ns // first_ns)
-    # m steps take m * first + longer * m (m - 1) / 2.
-    b = 2 * first_ns - longer_ns
-    steps = max(1, (isqrt(b * b + 8 * longer_ns * within_ns) - b) // (2 * longer_ns))
-    while steps * (2 * first_ns + longer_ns * (steps - 1)) < 2 * within_ns:
-        steps += 1
-    return steps
+    return steps_within(first_ns, longer_ns, within_ns)
 
 
 def _steps_that_fit(scheduler: Scheduler, most: int) -> int:

@@ -65,7 +65,7 @@ class Skip(Batch):
         first_ns = cost.fixed_ns + cost.per_seq_ns * decodes
         if longer_ns:
             first_ns += cost.per_context_token_ns * (self.context + decodes * (done + 1))
-            steps = min(steps, _steps_within(first_ns, longer_ns, until_ns - now_ns))
+            steps = min(steps, steps_within(first_ns, longer_ns, until_ns - now_ns))
         elif steps * first_ns > until_ns - now_ns:
             steps = -(-(until_ns - now_ns) // first_ns)
         growth = self.growth(steps)
@@ -263,7 +263,7 @@ class Skip(Batch):
             self.watched = True
 
 
-def _steps_within(first_ns: int, longer_ns: int, within_ns: int) -> int:
+def steps_within(first_ns: int, longer_ns: int, within_ns: int) -> int:
     """The least number of steps that take `within_ns` or longer, each `longer_ns` longer than the last."""
     # m steps take m * first + longer * m (m - 1) / 2.
     b = 2 * first_ns - longer_ns
