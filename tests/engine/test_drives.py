@@ -13,7 +13,7 @@ from tests.engine.worlds import EXAMPLES, configs
 from tests.engine.worlds import requests as a_request
 
 from knee.core.requests import NEVER, Requests, column
-from knee.engine.config import REFERENCE, EngineConfig, StepCost
+from knee.engine.config import REFERENCE, EngineConfig, FrontEnd, StepCost
 from knee.engine.drive import step_until
 from knee.engine.engine import Engine
 from knee.engine.plain import is_plain
@@ -67,6 +67,8 @@ def cases(draw: st.DrawFn) -> Case:
     blocks = draw(st.sampled_from((0, 0, 200, 600, 1300)))  # for all who may run, at some lengths
     if blocks:
         config = msgspec.structs.replace(config, num_gpu_blocks=blocks)
+    front = FrontEnd(servers=draw(st.integers(1, 3)), per_request_ns=draw(st.sampled_from((0, 0, 1, 20, 80))))
+    config = msgspec.structs.replace(config, front_end=front)
     return Case(
         config,
         tuple(draw(st.lists(a_request(), min_size=1, max_size=30)) + few),

@@ -21,6 +21,8 @@ class Books:
         self.drive = drive
         self._metrics = metrics
         self._kept = kept
+        # vLLM's clock for TTFT starts when a server of the front end gets to the request.
+        self._handled_ns = drive.config.front_end.per_request_ns
         self._scheduled = self._first = NONE  # of the rows that have arrived
         self._over = np.zeros(0, dtype=bool)  # they ended, and have been counted
         self._begun = self._silent = 0
@@ -71,8 +73,8 @@ class Books:
 
     def open(self, from_ns: int, until_ns: int) -> int:
         """How many requests due in [from_ns, until_ns) go on."""
-        columns, arrived = self.drive.columns, self.drive.arrived
-        low, high = (bisect_left(columns.due, at, 0, arrived) for at in (from_ns, until_ns))
+        columns, offered = self.drive.columns, self._offered()
+        low, high = (bisect_left(columns.came, at, 0, offered) for at in (from_ns, until_ns))
         low = max(low, self._ended_before)
         while low < high and columns.last[low] != NEVER:
             low += 1
@@ -83,8 +85,9 @@ class Books:
     def observed(self) -> Observed:
         """All there is to see now."""
         self.enter()
-        drive, columns, n = self.drive, self.drive.columns, self.drive.arrived
-        due, last, asked = (column(part[:n]) for part in (columns.due, columns.last, columns.output))
+        drive, columns, n = self.drive, self.drive.columns, self._offered()
+        came, last, asked = (column(part[:n]) for part in (columns.came, columns.last, columns.output))
+        first = np.concatenate((self._first, np.full(n - len(self._first), NEVER, dtype=np.int64)))
         end = last.copy()
         outcome = np.where(end == NEVER, CENSORED, OK).astype(np.int8)
         made = np.where(end == NEVER, 0, asked)
@@ -98,20 +101,24 @@ class Books:
         ns, count, at = (np.concatenate(part) for part in zip(*self._gaps, strict=True))
         self._gaps = [(ns, count, at)]
         return Observed(
-            due_ns=due,
-            sent_ns=due.copy(),
-            first_ns=self._first.copy(),
+            due_ns=came,
+            sent_ns=came.copy(),
+            first_ns=first,
             last_ns=last,
             end_ns=end,
             outcome=outcome,
             prompt_tokens=column(columns.prompt[:n]),
             asked_tokens=asked,
             output_tokens=made,
-            first_tokens=(self._first != NEVER).astype(np.int64),
+            first_tokens=(first != NEVER).astype(np.int64),
             gaps=Gaps(ns=ns, count=count, at_ns=at),
             end_of_load_ns=drive.now_ns,
             causes=causes,
         )
+
+    def _offered(self) -> int:
+        """How many rows have come; those after the arrived ones are still in the front end."""
+        return max(self.drive.arrived, bisect_left(self.drive.columns.came, self.drive.now_ns))
 
     def _next_rows(self, start: int, n: int) -> Ints:
         """The next `n` rows from `start` on that were not refused."""
@@ -143,7 +150,7 @@ class Books:
         metrics.inter_token.observe_all(late[:, 0])
         metrics.iteration_tokens.observe_all(tokens[tokens > 0])
         metrics.iteration_tokens.observe_all(quiet[:, 1], quiet[:, 2])
-        metrics.first_token.observe_all(first - column(columns.due)[spoken])
+        metrics.first_token.observe_all(first - column(columns.due)[spoken] + self._handled_ns)
         metrics.prompt_tokens += int(prompt.sum())
         if self.drive.cached:
             metrics.cached_tokens += int(_filled(self.drive.cached, len(self._first))[spoken].sum())
@@ -158,7 +165,7 @@ class Books:
         self._metrics.ended_all(
             np.stack(
                 (
-                    due,
+                    due - self._handled_ns,
                     due,
                     self._scheduled[rows],
                     self._first[rows],

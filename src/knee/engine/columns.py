@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from knee.core.requests import NEVER, Requests
+from knee.engine.front_end import FrontEndQueue
 from knee.engine.load import REFUSED_PAUSE_NS
 from knee.engine.request import Segments
 
@@ -20,14 +21,25 @@ class Columns:
 
     `due` ends with an instant that never comes; the other columns may be longer, by what a closed loop has
     drawn and not sent. A turn of a conversation gets its row when the turn before it has ended.
+
+    Behind a front end `due` is when the engine gets a request, and `came` when the front end did, which is
+    known beforehand where nobody waits for a reply and tokens cost the front end nothing.
     """
 
-    def __init__(self, schedule: Iterator[Requests], clients: int | None = None, texts: bool = True) -> None:
-        """Without `texts`, what prompts share is left out."""
+    def __init__(
+        self,
+        schedule: Iterator[Requests],
+        clients: int | None = None,
+        texts: bool = True,
+        front: FrontEndQueue | None = None,
+    ) -> None:
+        """Without `texts`, what prompts share is left out; `front`: for schedules that wait for no reply."""
         self._schedule = schedule
         self._texts = texts
+        self._front = front
         self.closed = clients is not None
         self.due = [FAR_NS]
+        self.came = self.due if front is None else [FAR_NS]
         self.prompt: list[int] = []
         self.output: list[int] = []
         self.shared: list[Segments] = []
@@ -86,6 +98,8 @@ class Columns:
         """Forget the first `rows` rows; the others move up."""
         for column in (self.due, self.prompt, self.output, self.shared, self.last, self._numbers):
             del column[:rows]
+        if self._front is not None:
+            del self.came[:rows]
         self.refused = {row - rows: why for row, why in self.refused.items() if row >= rows}
 
     def _draw(self) -> bool:
@@ -108,8 +122,11 @@ class Columns:
             self.shared += shared
             self.last += [NEVER] * n
             if not self.closed:
-                self.due[-1:] = [*due, FAR_NS]
                 self.drawn_ns = due[-1]
+                if self._front is not None:
+                    self.came[-1:] = [*due, FAR_NS]
+                    due = [self._front.enter(at_ns)[1] for at_ns in due]
+                self.due[-1:] = [*due, FAR_NS]
             return True
         for i, before in enumerate(drawn.follows.tolist()):
             row = (prompt[i], output[i], shared[i], self._drawn + i)

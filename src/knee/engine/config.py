@@ -38,7 +38,8 @@ class FrontEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The API servers before the engine: `servers` alike, each doing one thing at a time.
 
     A request costs `per_request_ns` (HTTP, tokenization) before the engine sees it, and every token that is
-    streamed costs `per_token_ns` (detokenization, a chunk on the wire). Zero cost means no front end.
+    streamed costs `per_token_ns` (detokenization, a chunk on the wire). What costs nothing does not wait for
+    a server either; zero cost for both means no front end.
     """
 
     servers: int = 1

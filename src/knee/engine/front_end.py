@@ -31,6 +31,8 @@ class FrontEndQueue:
 
     def emit(self, server: int, at_ns: int) -> int:
         """Send on a token that the engine made at `at_ns`: when the client has it."""
+        if not self._config.per_token_ns:
+            return at_ns
         return self._work(server, at_ns, self._config.per_token_ns)
 
     def _work(self, server: int, at_ns: int, cost_ns: int) -> int:

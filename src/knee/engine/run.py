@@ -1,6 +1,7 @@
 """One point on an engine: its load, what it saw, and the drive that fits."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Protocol
 
 from knee.core.requests import Observed, Requests
@@ -8,7 +9,7 @@ from knee.core.snapshot import EngineSnapshot
 from knee.engine.books import Books
 from knee.engine.columns import Columns
 from knee.engine.engine import Engine
-from knee.engine.front_end import Fronted
+from knee.engine.front_end import Fronted, FrontEndQueue
 from knee.engine.leap import leap_until
 from knee.engine.load import ClosedLoop, OpenLoop, one_by_one
 from knee.engine.plain import Plain, is_plain
@@ -53,8 +54,13 @@ def run(
 
     `counted_ns` bounds the requests that `open` counts.
     """
-    if can_skip(engine.config):
-        return _Skipping(engine, Columns(schedule, clients, engine.config.enable_prefix_caching), counted_ns)
+    first = next(schedule, None)
+    schedule = chain(() if first is None else (first,), schedule)
+    front = FrontEndQueue(engine.config.front_end) if engine.config.front_end.per_request_ns else None
+    waits = clients is not None or (first is not None and first.follows is not None)
+    if can_skip(engine.config) and not (front and waits):
+        columns = Columns(schedule, clients, engine.config.enable_prefix_caching, front)
+        return _Skipping(engine, columns, counted_ns)
     return _Leaping(engine, schedule, start_ns, counted_ns, clients)
 
 
@@ -99,7 +105,7 @@ class _Skipping:
 
 
 class _Leaping:
-    """From change to change on requests one by one; step by step behind a front end."""
+    """From change to change on requests one by one; behind a front end, step by step."""
 
     def __init__(
         self,

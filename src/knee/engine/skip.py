@@ -16,11 +16,10 @@ from knee.engine.hurry import hurry
 
 
 def can_skip(config: EngineConfig) -> bool:
-    """Whether rows keep their order, and decodes never wait for the token budget."""
+    """Whether rows keep their order, decodes never wait for tokens, and clients have each token at once."""
     return (
         config.scheduling_policy == "fcfs"
         and not config.long_prefill_token_threshold
-        and not config.front_end.per_request_ns
         and not config.front_end.per_token_ns
     )
 
