@@ -35,15 +35,29 @@ Shares = Callable[[float], tuple[Share, ...]]
 
 
 class LongRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's knee in requests/s, the number of the objective that binds there, and its relative error.
+    """Where each objective alone would break, in requests/s, with relative errors: the knee is the lowest.
 
-    A slope is the rise of the log odds of a violation per unit of log rate, one for each objective.
+    A slope is the rise of the log odds of a violation per unit of log rate.
     """
 
-    knee: float
-    binding: int
+    crossings: tuple[float, ...]
+    errors: tuple[float, ...]
     slopes: tuple[float, ...]
-    error: float
+
+    @property
+    def binding(self) -> int:
+        """The number of the objective that breaks first."""
+        return self.crossings.index(self.knee)
+
+    @property
+    def knee(self) -> float:
+        """In requests/s."""
+        return min(self.crossings)
+
+    @property
+    def error(self) -> float:
+        """Relative error of the knee."""
+        return self.errors[self.binding]
 
 
 def long_run_shares(model: Model, workload: Workload, slo: Slo, requests: int, seed: int = _SEED) -> Shares:
@@ -141,16 +155,14 @@ def sharpen(known: LongRun, shares: Shares, slo: Slo) -> LongRun:
 def _long_run(
     at: float, found: Sequence[Share], slopes: Sequence[float], allowed: Sequence[float]
 ) -> LongRun:
-    """What shares seen close to the knee say of it: the lowest of the objectives' own crossings."""
+    """What shares seen close to the knee say of where each objective breaks."""
     odds = _odds(found)
     steps = [(a - o) / slope for a, o, slope in zip(allowed, odds, slopes, strict=True)]
-    number = min(range(len(steps)), key=lambda i: steps[i])
-    value, trials = expit(odds[number]), max(1.0, found[number].trials)
+    spreads = [max(1.0, share.trials) * expit(o) * (1 - expit(o)) for share, o in zip(found, odds, strict=True)]
     return LongRun(
-        knee=math.exp(at + steps[number]),
-        binding=number,
+        crossings=tuple(math.exp(at + step) for step in steps),
+        errors=tuple(1 / math.sqrt(spread) / slope for spread, slope in zip(spreads, slopes, strict=True)),
         slopes=tuple(slopes),
-        error=1 / math.sqrt(trials * value * (1 - value)) / slopes[number],
     )
 
 
