@@ -22,7 +22,6 @@ _TYPICAL_SLOPE = 40.0
 _STEEPEST = 400.0
 _STRIDE = 0.12
 _NEAR_ENOUGH = 0.35
-_AT_IT = 0.02
 _FLATTEST = 0.3
 
 _FARTHEST = math.log(8)
@@ -110,8 +109,8 @@ def long_run_knee(shares: Shares, slo: Slo, guess: float, slopes: Sequence[float
 
     A safeguarded secant on the log odds over the log of the rate, beginning at `guess` with `slopes`
     where they are known; each evaluation is a whole long run, so it stops as soon as the last one is so close
-    that the slope tells the rest. A slope that nobody has seen tells nothing: without `slopes` there are two
-    runs at least, unless the first hits the knee itself.
+    that the slope tells the rest. A slope that nobody has seen tells nothing, neither of the knee nor of its
+    error: without `slopes` there are two runs at least, however close the first one came.
 
     Raises:
         ValueError: no such rate was found near `guess`.
@@ -120,15 +119,18 @@ def long_run_knee(shares: Shares, slo: Slo, guess: float, slopes: Sequence[float
     at, found = math.log(guess), shares(guess)
     seen = _odds(found)
     low, high, stride = -math.inf, math.inf, _STRIDE
-    measured = bool(slopes)
+    measured = set(range(len(slopes)))
     slopes = list(slopes) or [_TYPICAL_SLOPE] * len(allowed)
     for _ in range(_EVALUATIONS):
         number = max(range(len(allowed)), key=lambda i: seen[i] - allowed[i])
         missing = allowed[number] - seen[number]
         step = missing / slopes[number]
-        near = abs(missing) < (_NEAR_ENOUGH if measured else _AT_IT)
-        if near and abs(step) < _STRIDE / 3:
-            return _long_run(at, found, slopes, allowed)
+        close = {i for i, slope in enumerate(slopes) if abs(allowed[i] - seen[i]) < _STRIDE * slope}
+        if close | {number} <= measured:
+            if abs(missing) < _NEAR_ENOUGH and abs(step) < _STRIDE / 3:
+                return _long_run(at, found, slopes, allowed)
+        else:
+            step = math.copysign(max(abs(step), _STRIDE / 4), step)
         low, high = (at, high) if missing > 0 else (low, at)
         if low == -math.inf or high == math.inf:  # not between two yet: go, and ever faster
             step = math.copysign(min(max(abs(step), stride / 4), stride), step)
@@ -140,10 +142,11 @@ def long_run_knee(shares: Shares, slo: Slo, guess: float, slopes: Sequence[float
         if abs(at - math.log(guess)) > _FARTHEST:
             break
         found = shares(math.exp(at))
-        seen, measured = _odds(found), True
+        seen = _odds(found)
         for i in range(len(allowed)):
             if -9 < seen[i] < 9 and -9 < before[i] < 9:
                 slopes[i] = min(_STEEPEST, max(_FLATTEST, (seen[i] - before[i]) / (at - was)))
+                measured.add(i)
     raise ValueError(f"no knee near {guess:g}")
 
 
