@@ -161,10 +161,10 @@ def _long_run(
     """What shares seen close to the knee say of where each objective breaks."""
     odds = _odds(found)
     steps = [(a - o) / slope for a, o, slope in zip(allowed, odds, slopes, strict=True)]
-    spreads = [max(1.0, share.trials) * expit(o) * (1 - expit(o)) for share, o in zip(found, odds, strict=True)]
+    told = [max(1.0, one.trials) * expit(o) * (1 - expit(o)) for one, o in zip(found, odds, strict=True)]
     return LongRun(
         crossings=tuple(math.exp(at + step) for step in steps),
-        errors=tuple(1 / math.sqrt(spread) / slope for spread, slope in zip(spreads, slopes, strict=True)),
+        errors=tuple(1 / math.sqrt(most) / slope for most, slope in zip(told, slopes, strict=True)),
         slopes=tuple(slopes),
     )
 

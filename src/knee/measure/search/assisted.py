@@ -49,7 +49,7 @@ def assisted_estimate(
     It is the lowest of the crossings of all objectives that come near, so each bound is the lowest of theirs.
     """
     close = [n for n, crossing in enumerate(long_run.crossings) if crossing < RIVAL * long_run.knee]
-    told = {n: _crossing(model, long_run, trials, slo, n, confidence) for n in close}
+    told = {n: _crossing(model, long_run, trials, slo, number=n, confidence=confidence) for n in close}
     if told[long_run.binding] is None:
         return None
     found = [one for one in told.values() if one is not None]
@@ -63,7 +63,7 @@ def assisted_estimate(
 
 
 def _crossing(
-    model: Model, long_run: LongRun, trials: Sequence[Trial], slo: Slo, number: int, confidence: float
+    model: Model, long_run: LongRun, trials: Sequence[Trial], slo: Slo, *, number: int, confidence: float
 ) -> Assisted | None:
     """Where one objective breaks."""
     crossing = math.log(long_run.crossings[number])
