@@ -1,13 +1,15 @@
 """A real server, calibrated on light load only: how far is the knee that is predicted from the one measured?
 
 VLLM_HOME names a folder with a CPU build of vLLM and a small model; without one the benchmark is left out.
-Server and client share the machine, and both share it with whatever else runs there: the spread of what is
-measured at one rate is printed beside the errors.
+Server and client share the machine, and both share it with whatever else runs there. So the light points are
+measured before the knee and again after it, each half predicts, and the middle of the two counts; how far the
+two are apart is printed beside the errors.
 """
 
 import contextlib
 import io
 import json
+import math
 import os
 import statistics
 import sys
@@ -23,8 +25,8 @@ from knee.cli.main import run as knee
 
 SLO = "ttft p95 < 500ms"
 LOAD = ["--prompt", "128", "--output", "32", "--realtime"]
-SHARES = (0.2, 0.35, 0.5, 0.6)
-"""Of the knee that was measured, the rates that the calibration sees, each once before and once after."""
+SHARES = (0.15, 0.3, 0.45, 0.55)
+"""Of a first look's knee, the rates that the calibration sees."""
 
 SERVERS = {"max_num_seqs 4": ("--max-num-seqs", "4"), "default flags": ()}
 BAR = 0.10
@@ -47,13 +49,19 @@ def errors(name: str, home: Path, flags: tuple[str, ...], folder: Path) -> Itera
     log = folder / f"{runs.name}.log"
     with running(home, log, free_port(), ("--no-enable-prefix-caching", *flags)) as server:
         common = [server.url, "--slo", SLO, *LOAD, "--server-log", str(log)]
-        search = ["--precision", "5%", "--server-time", "300s", "--out", f"{runs}-search"]
-        measured = told(["sweep", *common, *search])["sweep"]["knee"]
-        rates = [f"{share * measured['estimate']:.3g}" for share in SHARES]
-        timed = ["--rates", ",".join(rates + rates[::-1]), "--duration", "20s", "--warmup", "4s"]
-        told(["sweep", *common, *timed, "--drain", "20s", "--out", f"{runs}-light"])
-    fitted = told(["calibrate", f"{runs}-light", "--out", f"{runs}.json"])
-    predicted = told(["simulate", "--like", f"{runs}.json", "--slo", SLO])["prediction"]
+        search = ["sweep", *common, "--precision", "5%", "--server-time"]
+        look = told([*search, "90s", "--out", f"{runs}-look"])["sweep"]["knee"]
+        rates = ",".join(f"{share * look['estimate']:.3g}" for share in SHARES)
+        light = ["sweep", *common, "--rates", rates, "--duration", "20s", "--warmup", "4s", "--drain", "20s"]
+        told([*light, "--out", f"{runs}-before"])
+        measured = told([*search, "300s", "--out", f"{runs}-search"])["sweep"]["knee"]
+        told([*light, "--out", f"{runs}-after"])
+    halves = [f"{runs}-before", f"{runs}-after"]
+    fitted = [told(["calibrate", half, "--out", f"{half}.json"]) for half in halves]
+    knees = [
+        told(["simulate", "--like", f"{half}.json", "--slo", SLO])["prediction"]["knee"] for half in halves
+    ]
+    predicted = math.sqrt(knees[0] * knees[1])
 
     def figure(what: str, value: float, unit: str, bar: float | None = None) -> Figure:
         return Figure(
@@ -67,14 +75,16 @@ def errors(name: str, home: Path, flags: tuple[str, ...], folder: Path) -> Itera
 
     yield figure("measured knee", measured["estimate"], "req/s")
     yield figure("half-width of the measured knee", half_width(measured), "share")
-    yield figure("predicted knee", predicted["knee"], "req/s")
-    yield figure(
-        "error of the predicted knee", abs(predicted["knee"] / measured["estimate"] - 1), "share", BAR
-    )
-    for latency, extra in (("ttft", fitted["extra_ttft_ms"]), ("itl", 0.0)):
+    highest = max(rate for half in fitted for rate in half["rates"])
+    yield figure("highest rate calibrated on, over it", highest / measured["estimate"], "share", 0.6)
+    yield figure("predicted knee", predicted, "req/s")
+    yield figure("predicted before over predicted after", knees[0] / knees[1], "x")
+    yield figure("error of the predicted knee", abs(predicted / measured["estimate"] - 1), "share", BAR)
+    for latency, extra in (("ttft", "extra_ttft_ms"), ("itl", "")):
         off = [
-            abs((point[f"{latency}_fitted_ms"] + extra) / point[f"{latency}_ms"] - 1)
-            for point in fitted["replayed"]
+            abs((point[f"{latency}_fitted_ms"] + half.get(extra, 0.0)) / point[f"{latency}_ms"] - 1)
+            for half in fitted
+            for point in half["replayed"]
         ]
         yield figure(
             f"median error of {latency.upper()} at the calibrated points",
@@ -82,15 +92,6 @@ def errors(name: str, home: Path, flags: tuple[str, ...], folder: Path) -> Itera
             "share",
             BAR,
         )
-    yield figure("mean ITL at one rate, before over after", spread(fitted["replayed"]), "x")
-
-
-def spread(replayed: list[dict[str, float]]) -> float:
-    """The largest ratio of two mean gaps that were measured at one rate."""
-    seen: dict[float, list[float]] = {}
-    for point in replayed:
-        seen.setdefault(point["rate"], []).append(point["itl_ms"])
-    return max(max(gaps) / min(gaps) for gaps in seen.values())
 
 
 def half_width(knee: dict[str, Any]) -> float:

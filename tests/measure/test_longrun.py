@@ -37,6 +37,20 @@ def test_any_guess_leads_to_it(log_slope: float, other: float, away: float, late
     assert found.binding == 1
 
 
+@given(st.floats(math.log(0.5), math.log(200)), st.sampled_from((1.0, 1.001, 0.95)))
+def test_the_error_follows_from_the_slope_even_where_the_guess_is_the_knee(
+    log_slope: float, guess: float
+) -> None:
+    """A search refits its model and begins at the knee it knows."""
+
+    def shares(rate: float) -> tuple[Share, ...]:
+        return (_share(expit(logit(0.05) + math.exp(log_slope) * math.log(rate / KNEE))),)
+
+    found = long_run_knee(shares, parse_slo("ttft p95 < 1s"), KNEE * guess)
+    assert found.slopes[0] == pytest.approx(math.exp(log_slope), rel=0.05)
+    assert found.error == pytest.approx(1 / math.sqrt(20_000 * 0.05 * 0.95) / math.exp(log_slope), rel=0.2)
+
+
 def test_a_knee_that_is_nowhere_near_is_not_found() -> None:
     with pytest.raises(ValueError, match="no knee near"):
         long_run_knee(lambda _: (_share(0.0), _share(0.0)), SLO, KNEE)

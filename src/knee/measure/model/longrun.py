@@ -22,7 +22,6 @@ _TYPICAL_SLOPE = 40.0
 _STEEPEST = 400.0
 _STRIDE = 0.12
 _NEAR_ENOUGH = 0.35
-_AT_IT = 0.02
 _FLATTEST = 0.3
 
 _FARTHEST = math.log(8)
@@ -35,15 +34,29 @@ Shares = Callable[[float], tuple[Share, ...]]
 
 
 class LongRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's knee in requests/s, the number of the objective that binds there, and its relative error.
+    """Where each objective alone would break, in requests/s, with relative errors: the knee is the lowest.
 
-    A slope is the rise of the log odds of a violation per unit of log rate, one for each objective.
+    A slope is the rise of the log odds of a violation per unit of log rate.
     """
 
-    knee: float
-    binding: int
+    crossings: tuple[float, ...]
+    errors: tuple[float, ...]
     slopes: tuple[float, ...]
-    error: float
+
+    @property
+    def binding(self) -> int:
+        """The number of the objective that breaks first."""
+        return self.crossings.index(self.knee)
+
+    @property
+    def knee(self) -> float:
+        """In requests/s."""
+        return min(self.crossings)
+
+    @property
+    def error(self) -> float:
+        """Relative error of the knee."""
+        return self.errors[self.binding]
 
 
 def long_run_shares(model: Model, workload: Workload, slo: Slo, requests: int, seed: int = _SEED) -> Shares:
@@ -96,8 +109,8 @@ def long_run_knee(shares: Shares, slo: Slo, guess: float, slopes: Sequence[float
 
     A safeguarded secant on the log odds over the log of the rate, beginning at `guess` with `slopes`
     where they are known; each evaluation is a whole long run, so it stops as soon as the last one is so close
-    that the slope tells the rest. A slope that nobody has seen tells nothing: without `slopes` there are two
-    runs at least, unless the first hits the knee itself.
+    that the slope tells the rest. A slope that nobody has seen tells nothing, neither of the knee nor of its
+    error: without `slopes` there are two runs at least, however close the first one came.
 
     Raises:
         ValueError: no such rate was found near `guess`.
@@ -106,15 +119,18 @@ def long_run_knee(shares: Shares, slo: Slo, guess: float, slopes: Sequence[float
     at, found = math.log(guess), shares(guess)
     seen = _odds(found)
     low, high, stride = -math.inf, math.inf, _STRIDE
-    measured = bool(slopes)
+    measured = set(range(len(slopes)))
     slopes = list(slopes) or [_TYPICAL_SLOPE] * len(allowed)
     for _ in range(_EVALUATIONS):
         number = max(range(len(allowed)), key=lambda i: seen[i] - allowed[i])
         missing = allowed[number] - seen[number]
         step = missing / slopes[number]
-        near = abs(missing) < (_NEAR_ENOUGH if measured else _AT_IT)
-        if near and abs(step) < _STRIDE / 3:
-            return _long_run(at, found, slopes, allowed)
+        close = {i for i, slope in enumerate(slopes) if abs(allowed[i] - seen[i]) < _STRIDE * slope}
+        if close | {number} <= measured:
+            if abs(missing) < _NEAR_ENOUGH and abs(step) < _STRIDE / 3:
+                return _long_run(at, found, slopes, allowed)
+        else:
+            step = math.copysign(max(abs(step), _STRIDE / 4), step)
         low, high = (at, high) if missing > 0 else (low, at)
         if low == -math.inf or high == math.inf:  # not between two yet: go, and ever faster
             step = math.copysign(min(max(abs(step), stride / 4), stride), step)
@@ -126,10 +142,11 @@ def long_run_knee(shares: Shares, slo: Slo, guess: float, slopes: Sequence[float
         if abs(at - math.log(guess)) > _FARTHEST:
             break
         found = shares(math.exp(at))
-        seen, measured = _odds(found), True
+        seen = _odds(found)
         for i in range(len(allowed)):
             if -9 < seen[i] < 9 and -9 < before[i] < 9:
                 slopes[i] = min(_STEEPEST, max(_FLATTEST, (seen[i] - before[i]) / (at - was)))
+                measured.add(i)
     raise ValueError(f"no knee near {guess:g}")
 
 
@@ -141,16 +158,14 @@ def sharpen(known: LongRun, shares: Shares, slo: Slo) -> LongRun:
 def _long_run(
     at: float, found: Sequence[Share], slopes: Sequence[float], allowed: Sequence[float]
 ) -> LongRun:
-    """What shares seen close to the knee say of it: the lowest of the objectives' own crossings."""
+    """What shares seen close to the knee say of where each objective breaks."""
     odds = _odds(found)
     steps = [(a - o) / slope for a, o, slope in zip(allowed, odds, slopes, strict=True)]
-    number = min(range(len(steps)), key=lambda i: steps[i])
-    value, trials = expit(odds[number]), max(1.0, found[number].trials)
+    told = [max(1.0, one.trials) * expit(o) * (1 - expit(o)) for one, o in zip(found, odds, strict=True)]
     return LongRun(
-        knee=math.exp(at + steps[number]),
-        binding=number,
+        crossings=tuple(math.exp(at + step) for step in steps),
+        errors=tuple(1 / math.sqrt(most) / slope for most, slope in zip(told, slopes, strict=True)),
         slopes=tuple(slopes),
-        error=1 / math.sqrt(trials * value * (1 - value)) / slopes[number],
     )
 
 
