@@ -67,7 +67,9 @@ class PrefixCache:
         self.queue: deque[tuple[Node | None, list[int]]] = deque([(None, [0, blocks])])
         self.loose = 0  # blocks without text, given back behind all in the queue
         self.owed = 0  # blocks taken from the head of the queue, as soon as somebody asks what is in it
-        self.whole: dict[Segments, Lease] = {(): Lease(())}  # of texts held in full, as none always is
+        self.nothing = Lease(())  # what those hold who share no text; nobody counts them
+        self.nothing.holders = ENDLESS
+        self.whole: dict[Segments, Lease] = {(): self.nothing}  # of texts held in full
 
     def hit(self, shared: Segments, own: Node | None, most: int) -> tuple[int, int]:
         """Leading blocks of a text that are in memory, `most` of them at most, and how many nobody holds.

@@ -7,7 +7,7 @@ of the last row that runs: rows run, lose their blocks and come back in their or
 `scheduler` and `engine` make happen step by step, exactly.
 """
 
-from heapq import heappop, heappush
+from bisect import bisect_left, insort
 from math import isqrt
 
 from knee.engine.batch import ROW_BITS, ROW_MASK, Batch, Redo
@@ -29,8 +29,9 @@ class Skip(Batch):
 
     def advance(self, until_ns: int) -> None:
         """Run until the first step that ends at `until_ns` or later."""
-        columns, waiting, running, ends = self.columns, self.waiting, self.running, self.ends
+        columns, running, ends = self.columns, self.running, self.ends
         columns.draw_until(until_ns)
+        self.watch()
         while self.now_ns < until_ns:
             if not self.watched:
                 hurry(self, until_ns)
@@ -38,8 +39,9 @@ class Skip(Batch):
                     break
             if columns.due[self.arrived] <= self.now_ns:
                 self.arrive(self.now_ns)
-            joins = bool(waiting) and not self.blocked and len(running) < self.seats
-            moves = self.left or joins or self.leaving or self.incoming
+            waits = self.begun < self.queued or bool(self.again)
+            joins = waits and not self.blocked and len(running) < self.seats
+            moves = self.left or joins or self.leaving or self.queued < self.arrived
             if moves or (running and not self._decode(until_ns)):
                 self._step()
             elif not running:
@@ -49,7 +51,7 @@ class Skip(Batch):
                 self.arrive(self.now_ns - 1)
                 self.queued_tokens -= self.spoken_tokens
             self.spoken_tokens = 0
-            if ends[0] >> ROW_BITS <= self.steps:
+            if -ends[-1] >> ROW_BITS <= self.steps:
                 self.end()
         self.arrive(self.now_ns - 1)
 
@@ -57,8 +59,8 @@ class Skip(Batch):
         """Let as many steps run as change nothing but by decoding; False if there is none."""
         kv, cost, now_ns = self.kv, self.config.step_cost, self.now_ns
         done, decodes = self.steps, len(self.running)
-        steps = (self.ends[0] >> ROW_BITS) - done
-        if decodes < self.config.max_num_seqs and not self.waiting:
+        steps = (-self.ends[-1] >> ROW_BITS) - done
+        if decodes < self.seats and self.begun == self.queued and not self.again:
             until_ns = min(until_ns, self.columns.due[self.arrived])
         longer_ns = cost.per_context_token_ns * decodes
         first_ns = cost.fixed_ns + cost.per_seq_ns * decodes
@@ -113,10 +115,10 @@ class Skip(Batch):
         if chunk:
             taking += 1
             context += self._compute(chunk)
-        if self.waiting and (not lost or not taking) and (kv.free >= self.lacking or not taking):
+        if (not lost and kv.free >= self.lacking) or not taking:
             self.blocked, self.lacking = False, 0
             budget, taking, context = self.admit(budget, taking, context)
-        if self.leaving or self.incoming:
+        if self.leaving or self.queued < self.arrived:
             self.catch_up()
             if not taking:
                 self._step()
@@ -131,7 +133,7 @@ class Skip(Batch):
             took_ns += cost.per_context_token_ns * context
         self.now_ns = now_ns = self.now_ns + took_ns
         self.steps = steps + 1
-        self.mixed += (took_ns, decodes, now_ns, self.begun, self.silent)
+        self.mixed += (took_ns, decodes, now_ns, self.begun, self.spoken)
 
     def _chunk_growth(self, chunk: int) -> int:
         have = self.target - self.left
@@ -141,20 +143,21 @@ class Skip(Batch):
         """Go on with the unfinished prefill; its context."""
         row, have = self.last_row, self.target - self.left
         self.left -= chunk
-        self.pool.extend(self.leases[row], have // self.size, (have + chunk) // self.size)
+        if row in self.leases:
+            self.pool.extend(self.leases[row], have // self.size, (have + chunk) // self.size)
         if not self.left:
             self._begin_to_decode(row)
         return have + chunk
 
     def admit(self, budget: int, taking: int, context: int) -> tuple[int, int, int]:
         """Let waiting rows join while `budget` tokens, seats and blocks last; what becomes of the sums."""
-        kv, size, waiting, pool = self.kv, self.size, self.waiting, self.pool
-        while budget and waiting and taking < self.seats - len(self.leaving):
-            row = waiting[0]
-            again, text = self.redo.get(row), self.columns.shared[row]
-            target, own = self.columns.prompt[row], None
-            if again is not None:
-                target, own = target + again.made, again.own
+        kv, size, pool, again = self.kv, self.size, self.pool, self.again
+        while budget and (again or self.begun < self.queued) and taking < self.seats - len(self.leaving):
+            row = again[-1] if again else self.begun
+            text, target, own = self.columns.shared[row], self.columns.prompt[row], None
+            if again:
+                redo = self.redo[row]
+                target, own = target + redo.made, redo.own
             cached, idle = pool.hit(text, own, (target - 1) // size)
             have = cached * size
             after = min(target, have + budget)
@@ -162,22 +165,23 @@ class Skip(Batch):
             kept = kv.watermark if taking or self.leaving else 0
             reserved = -(-target // size) - cached if kv.reserve_full else needed
             if reserved + idle + kept > kv.free:
-                most = own.top if own is not None else sum(segment[1] for segment in text) // size
-                self.blocked = True
-                self.lacking = reserved + cached - most + kept if kv.reserve_full else 0
+                # Who holds text of it may leave, and others lose it; it never needs fewer free blocks.
+                self.blocked, self.lacking = True, (reserved + idle + kept) * kv.reserve_full
                 break
-            waiting.popleft()
-            if again is None:
-                self.begun += 1
-                self.silent = 1
-                if cached:
-                    self.cached[row] = have
+            if again:
+                again.pop()
+                redo.own = None
             else:
-                again.own = None
-            lease = self.leases[row] = pool.acquire(text, own, cached)
+                self.begin()
+                if cached:
+                    self.hits += (row, have)
+            if text or own is not None:
+                lease = pool.acquire(text, own, cached)
+                if text:
+                    self.leases[row] = lease
+                    pool.extend(lease, cached, after // size)
             kv.free -= idle + needed
             pool.owed += needed
-            pool.extend(lease, cached, after // size)
             budget -= after - have
             taking += 1
             context += after
@@ -196,10 +200,10 @@ class Skip(Batch):
             end -= again.made
             self.late += (again.last_ns, len(self.mixed) // 5)
         else:
-            self.silent = 0
+            self.spoken = self.begun
             self.spoken_tokens += columns.prompt[row]
         self.running[row] = end
-        heappush(self.ends, (end << ROW_BITS) + row)
+        insort(self.ends, -((end << ROW_BITS) + row))
         offset = columns.prompt[row] + output - 1 - end
         self.context += offset
         self.residues[-offset % self.size] += 1
@@ -218,21 +222,23 @@ class Skip(Batch):
             tokens = columns.prompt[row] + again.made - 1
             self.context -= tokens - self.steps
             self.residues[(self.steps - tokens) % self.size] -= 1
+            del self.ends[bisect_left(self.ends, -((end << ROW_BITS) + row))]
+        free, copying = self.kv.free, row in self.leases and self.leases[row].copying
         again.own = self.release(row, tokens, again=True)
-        self.waiting.appendleft(row)
-        self.preempted[row] = self.preempted.get(row, 0) + 1
+        self.again.append(row)
+        self.lost.append(row)
         self.metrics.preemptions += 1
-        self.blocked, self.lacking = False, 0
+        # It cannot come back before as many blocks are free as it gave, unless its text is held twice.
+        self.blocked = self.kv.reserve_full and not copying
+        self.lacking = (self.kv.free - free) * self.blocked
 
     def end(self) -> None:
         """Rows have all their tokens: their seats and blocks are free, with async scheduling a step later."""
         columns, running, ends, steps, size = self.columns, self.running, self.ends, self.steps, self.size
         kv, pool, leases, ahead = self.kv, self.pool, self.leases, self.config.async_scheduling
         done: list[int] = []
-        while ends[0] >> ROW_BITS <= steps:
-            row = heappop(ends) & ROW_MASK
-            if running.get(row) != steps:  # it was preempted since
-                continue
+        while -ends[-1] >> ROW_BITS <= steps:
+            row = -ends.pop() & ROW_MASK
             del running[row]
             tokens = columns.prompt[row] + columns.output[row] - 1
             self.residues[(steps - tokens) % size] -= 1
@@ -243,7 +249,7 @@ class Skip(Batch):
                 if ahead:
                     self.leaving.append(row)
                     continue
-            lease = leases.pop(row)
+            lease = leases.pop(row, pool.nothing)
             if lease.holders > 1:
                 lease.holders -= 1
                 blocks = -(-tokens // size) - lease.blocks
@@ -251,15 +257,12 @@ class Skip(Batch):
                 pool.loose += blocks
             else:
                 kv.free += pool.release(lease, -(-tokens // size), tokens // size)[0]
-        if not done:
-            return
         if self.blocked and (kv.free >= self.lacking or not running):
             self.blocked = False
-        if ahead and not (running or self.left or self.waiting or self.incoming):
+        if ahead and not (running or self.left or self.behind()):
             self.catch_up()
         columns.ended(done, self.now_ns)
-        if columns.longest > self.longest:
-            self.watched = True
+        self.watch()
 
 
 def steps_within(first_ns: int, longer_ns: int, within_ns: int) -> int:
