@@ -250,7 +250,7 @@ class Batch:
             self.release(row, prompt[row] + output[row] - 1)
         self.leaving.clear()
         self.queued = self.arrived
-        self.blocked, self.lacking = False, 0
+        self.blocked = False
 
     def release(self, row: int, tokens: int, again: bool = False) -> Node | None:
         """Give back the blocks of `tokens` tokens; what the row can come `again` for."""

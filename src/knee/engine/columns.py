@@ -53,6 +53,11 @@ class Columns:
         self._followers: dict[int, tuple[int, Row]] = {}  # by the number of the request that each follows
         self.send(0, clients or 0)
 
+    @property
+    def waits(self) -> bool:
+        """Whether somebody waits for a reply, to send the next request."""
+        return self.closed or bool(self._followers)
+
     def draw_until(self, until_ns: int) -> None:
         """Have all requests that are due by `until_ns`, as far as that is known."""
         while self.drawn_ns <= until_ns:

@@ -33,15 +33,14 @@ class Skip(Batch):
         columns.draw_until(until_ns)
         self.watch()
         while self.now_ns < until_ns:
-            if not self.watched:
-                hurry(self, until_ns)
-                if self.now_ns >= until_ns:
-                    break
+            short = not self.watched and hurry(self, until_ns)
+            if self.now_ns >= until_ns:
+                break
             if columns.due[self.arrived] <= self.now_ns:
                 self.arrive(self.now_ns)
             waits = self.begun < self.queued or bool(self.again)
             joins = waits and not self.blocked and len(running) < self.seats
-            moves = self.left or joins or self.leaving or self.queued < self.arrived
+            moves = short or self.left or joins or self.leaving or self.queued < self.arrived
             if moves or (running and not self._decode(until_ns)):
                 self._step()
             elif not running:
@@ -115,8 +114,8 @@ class Skip(Batch):
         if chunk:
             taking += 1
             context += self._compute(chunk)
-        if (not lost and kv.free >= self.lacking) or not taking:
-            self.blocked, self.lacking = False, 0
+        if not taking or not (lost or (self.blocked and kv.free < self.lacking)):
+            self.blocked = False
             budget, taking, context = self.admit(budget, taking, context)
         if self.leaving or self.queued < self.arrived:
             self.catch_up()
@@ -229,8 +228,7 @@ class Skip(Batch):
         self.lost.append(row)
         self.metrics.preemptions += 1
         # It cannot come back before as many blocks are free as it gave, unless its text is held twice.
-        self.blocked = self.kv.reserve_full and not copying
-        self.lacking = (self.kv.free - free) * self.blocked
+        self.blocked, self.lacking = self.kv.reserve_full and not copying, self.kv.free - free
 
     def end(self) -> None:
         """Rows have all their tokens: their seats and blocks are free, with async scheduling a step later."""
