@@ -13,19 +13,12 @@ if TYPE_CHECKING:
     from knee.engine.plain import Plain
 
 Told = TypeVar("Told")
-ROW_BITS = 40
+ROW_BITS = 30
 ROW_MASK = (1 << ROW_BITS) - 1
 
 
-class Redo:
-    """What a preempted row had: tokens made, when the last one came, and what is left in the cache."""
-
-    __slots__ = ("last_ns", "made", "own")
-
-    def __init__(self) -> None:
-        self.made = 0
-        self.last_ns = NEVER
-        self.own: Node | None = None
+Redo = tuple[int, int, Node | None]
+"""What a preempted row had: tokens made, when the last one came, and what is left in the cache."""
 
 
 class Batch:
@@ -94,7 +87,7 @@ class Batch:
         self.spoken = 0  # the rows before this one have a token, or were refused
         self.leaving: list[int] = []  # with async scheduling: ended too late for the next step
         self.running: dict[int, int] = {}  # rows that decode, and how many steps are done when each ends
-        self.ends = [-FAR_NS << ROW_BITS]  # the same as -(steps, row) in order, the next one last
+        self.ends = [FAR_NS << ROW_BITS]  # the same as (steps, row) in order
         self.left = 0  # prompt tokens that the last row that runs has still to compute
         self.last_row = NEVER
         self.target = 0  # tokens that row computes in all
@@ -123,7 +116,7 @@ class Batch:
         self.mixed, self.quiet = plain.mixed, plain.quiet
         self.begun, self.spoken, self.queued = plain.begun, plain.begun - bool(plain.left), plain.arrived
         self.arrived = plain.arrived
-        self.ends[:] = sorted(-entry for entry in plain.ends)
+        self.ends[:] = sorted(plain.ends)
         for row, end in sorted(plain.decoding()):
             self.running[row] = end
             tokens = columns.prompt[row] + columns.output[row] - 1 - (end - self.steps)
@@ -146,9 +139,9 @@ class Batch:
         """Rows with some of their tokens: how many, and when the last came."""
         for row, end in self.running.items():
             yield row, self.columns.output[row] - (end - self.steps), self.now_ns
-        for row, again in self.redo.items():
-            if again.made:
-                yield row, again.made, again.last_ns
+        for row, (made, last_ns, _) in self.redo.items():
+            if made:
+                yield row, made, last_ns
 
     def abort(self) -> list[tuple[int, int]]:
         """All that is unfinished ends here: the rows, in order, and the tokens each has."""
@@ -166,7 +159,7 @@ class Batch:
         """Tokens that an unfinished row has."""
         if row in self.running:
             return self.columns.output[row] - (self.running[row] - self.steps)
-        return self.redo[row].made if row in self.redo else 0
+        return self.redo[row][0] if row in self.redo else 0
 
     def drop(self, rows: int) -> None:
         """Forget the first `rows` rows, which are over; the others move up."""
@@ -176,7 +169,7 @@ class Batch:
         self.again = [row - rows for row in self.again]
         self.leaving = [row - rows for row in self.leaving]
         self.running = {row - rows: end for row, end in self.running.items()}
-        self.ends[1:] = [entry + rows for entry in self.ends[1:]]
+        self.ends[:-1] = [entry - rows for entry in self.ends[:-1]]
         self.redo, self.leases = _moved(self.redo, rows), _moved(self.leases, rows)
 
     def arrive(self, until_ns: int) -> None:
@@ -252,12 +245,10 @@ class Batch:
         self.queued = self.arrived
         self.blocked = False
 
-    def release(self, row: int, tokens: int, again: bool = False) -> Node | None:
-        """Give back the blocks of `tokens` tokens; what the row can come `again` for."""
-        size, lease = self.size, self.leases.pop(row, self.pool.nothing)
-        freed, own = self.pool.release(lease, -(-tokens // size), tokens // size, again and self.caching)
-        self.kv.free += freed
-        return own
+    def release(self, row: int, tokens: int) -> None:
+        """Give back the blocks of `tokens` tokens."""
+        lease = self.leases.pop(row, self.pool.nothing)
+        self.kv.free += self.pool.release(lease, -(-tokens // self.size), tokens // self.size)[0]
 
     def _hold(self, tokens: int) -> None:
         blocks = -(-tokens // self.size)

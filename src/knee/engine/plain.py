@@ -98,7 +98,8 @@ class Plain:
         self.columns.drop(rows)
         self.arrived -= rows
         self.begun -= rows
-        self.ends = [entry - rows for entry in self.ends]
+        self.ends = [entry - rows for entry in self.ends if entry >> ROW_BITS < FAR_NS]
+        self.ends.append(FAR_NS << ROW_BITS)
 
     def _run(self, until_ns: int) -> None:  # noqa: C901 - in one piece it is twice as fast
         cost, columns, heap = self.config.step_cost, self.columns, self.ends

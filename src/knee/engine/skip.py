@@ -10,9 +10,12 @@ of the last row that runs: rows run, lose their blocks and come back in their or
 from bisect import bisect_left, insort
 from math import isqrt
 
+from knee.core.requests import NEVER
 from knee.engine.batch import ROW_BITS, ROW_MASK, Batch, Redo
 from knee.engine.config import EngineConfig
 from knee.engine.hurry import hurry
+
+NEW: Redo = 0, NEVER, None
 
 
 def can_skip(config: EngineConfig) -> bool:
@@ -33,7 +36,7 @@ class Skip(Batch):
         columns.draw_until(until_ns)
         self.watch()
         while self.now_ns < until_ns:
-            short = not self.watched and hurry(self, until_ns)
+            short = not self.watched and not self.left and hurry(self, until_ns)
             if self.now_ns >= until_ns:
                 break
             if columns.due[self.arrived] <= self.now_ns:
@@ -42,7 +45,7 @@ class Skip(Batch):
             joins = waits and not self.blocked and len(running) < self.seats
             moves = short or self.left or joins or self.leaving or self.queued < self.arrived
             if moves or (running and not self._decode(until_ns)):
-                self._step()
+                self._step(short)
             elif not running:
                 self.now_ns = min(until_ns, columns.due[self.arrived])
                 continue
@@ -50,7 +53,7 @@ class Skip(Batch):
                 self.arrive(self.now_ns - 1)
                 self.queued_tokens -= self.spoken_tokens
             self.spoken_tokens = 0
-            if -ends[-1] >> ROW_BITS <= self.steps:
+            if ends[0] >> ROW_BITS <= self.steps:
                 self.end()
         self.arrive(self.now_ns - 1)
 
@@ -58,7 +61,7 @@ class Skip(Batch):
         """Let as many steps run as change nothing but by decoding; False if there is none."""
         kv, cost, now_ns = self.kv, self.config.step_cost, self.now_ns
         done, decodes = self.steps, len(self.running)
-        steps = (-self.ends[-1] >> ROW_BITS) - done
+        steps = (self.ends[0] >> ROW_BITS) - done
         if decodes < self.seats and self.begun == self.queued and not self.again:
             until_ns = min(until_ns, self.columns.due[self.arrived])
         longer_ns = cost.per_context_token_ns * decodes
@@ -94,17 +97,17 @@ class Skip(Batch):
                 low = middle
         return low
 
-    def _step(self) -> None:
-        """One step that is planned: with prefill in it, or for which there are too few blocks."""
+    def _step(self, lost: bool = False) -> None:
+        """One step that is planned: with prefill in it, or for which there are, or were, too few blocks."""
         kv, steps, config = self.kv, self.steps, self.config
         decodes = len(self.running)
         growth, chunk, context = self.residues[steps % self.size], 0, 0
         if self.left:
             chunk = min(self.left, config.max_num_batched_tokens - decodes)
             growth += self._chunk_growth(chunk)
-        lost = growth > kv.free
+        lost = lost or growth > kv.free
         while growth > kv.free:  # the last that runs loses its blocks
-            self._preempt()
+            self.preempt()
             decodes, chunk, growth = len(self.running), 0, self.residues[steps % self.size]
         kv.free -= growth
         self.pool.owed += growth
@@ -116,7 +119,7 @@ class Skip(Batch):
             context += self._compute(chunk)
         if not taking or not (lost or (self.blocked and kv.free < self.lacking)):
             self.blocked = False
-            budget, taking, context = self.admit(budget, taking, context)
+            budget, taking, context = self._admit(budget, taking, context)
         if self.leaving or self.queued < self.arrived:
             self.catch_up()
             if not taking:
@@ -148,95 +151,102 @@ class Skip(Batch):
             self._begin_to_decode(row)
         return have + chunk
 
-    def admit(self, budget: int, taking: int, context: int) -> tuple[int, int, int]:
+    def _admit(self, budget: int, taking: int, context: int) -> tuple[int, int, int]:
         """Let waiting rows join while `budget` tokens, seats and blocks last; what becomes of the sums."""
-        kv, size, pool, again = self.kv, self.size, self.pool, self.again
-        while budget and (again or self.begun < self.queued) and taking < self.seats - len(self.leaving):
-            row = again[-1] if again else self.begun
-            text, target, own = self.columns.shared[row], self.columns.prompt[row], None
-            if again:
-                redo = self.redo[row]
-                target, own = target + redo.made, redo.own
-            cached, idle = pool.hit(text, own, (target - 1) // size)
-            have = cached * size
-            after = min(target, have + budget)
-            needed = -(-after // size) - cached
-            kept = kv.watermark if taking or self.leaving else 0
-            reserved = -(-target // size) - cached if kv.reserve_full else needed
-            if reserved + idle + kept > kv.free:
-                # Who holds text of it may leave, and others lose it; it never needs fewer free blocks.
-                self.blocked, self.lacking = True, (reserved + idle + kept) * kv.reserve_full
+        while budget and (self.again or self.begun < self.queued) and not self.blocked:
+            if taking >= self.seats - len(self.leaving):
                 break
-            if again:
-                again.pop()
-                redo.own = None
-            else:
-                self.begin()
-                if cached:
-                    self.hits += (row, have)
-            if text or own is not None:
-                lease = pool.acquire(text, own, cached)
-                if text:
-                    self.leases[row] = lease
-                    pool.extend(lease, cached, after // size)
-            kv.free -= idle + needed
-            pool.owed += needed
-            budget -= after - have
-            taking += 1
-            context += after
-            if after < target:
-                self.last_row, self.target, self.left = row, target, target - after
-            else:
-                self._begin_to_decode(row)
+            budget, taking, context = self.join(budget, taking, context)
         return budget, taking, context
+
+    def join(self, budget: int, taking: int, context: int) -> tuple[int, int, int]:
+        """Let the first row that waits join, unless it lacks blocks; what becomes of the sums."""
+        kv, size, pool = self.kv, self.size, self.pool
+        row = self.again[-1] if self.again else self.begun
+        text, target, made, own = self.columns.shared[row], self.columns.prompt[row], 0, None
+        if self.again:
+            made, last_ns, own = self.redo[row]
+            target += made
+        cached, idle = pool.hit(text, own, (target - 1) // size)
+        have = cached * size
+        after = min(target, have + budget)
+        needed = -(-after // size) - cached
+        kept = kv.watermark if taking or self.leaving else 0
+        reserved = -(-target // size) - cached if kv.reserve_full else needed
+        if reserved + idle + kept > kv.free:
+            # Who holds text of it may leave, and others lose it; it never needs fewer free blocks.
+            self.blocked, self.lacking = True, (reserved + idle + kept) * kv.reserve_full
+            return budget, taking, context
+        if self.again:
+            self.again.pop()
+        else:
+            self.begin()
+            if cached:
+                self.hits += (row, have)
+        if text or own is not None:
+            lease = pool.acquire(text, own, cached)
+            if text:
+                self.leases[row] = lease
+                pool.extend(lease, cached, after // size)
+        kv.free -= idle + needed
+        pool.owed += needed
+        if after < target:
+            self.last_row, self.target, self.left = row, target, target - after
+            if made:
+                self.redo[row] = made, last_ns, None
+        else:
+            self._begin_to_decode(row)
+        return budget + have - after, taking + 1, context + after
 
     def _begin_to_decode(self, row: int) -> None:
         """Its prefill is complete: with this step it gets its first token, or the next one."""
         columns = self.columns
-        output, again = columns.output[row], self.redo.pop(row, None) if self.redo else None
+        output = columns.output[row]
         end = self.steps + output
-        if again is not None and again.made:
-            end -= again.made
-            self.late += (again.last_ns, len(self.mixed) // 5)
+        made, last_ns, _ = self.redo.pop(row, NEW)
+        if made:
+            end -= made
+            self.late += (last_ns, len(self.mixed) // 5)
         else:
             self.spoken = self.begun
             self.spoken_tokens += columns.prompt[row]
         self.running[row] = end
-        insort(self.ends, -((end << ROW_BITS) + row))
+        insort(self.ends, (end << ROW_BITS) + row)
         offset = columns.prompt[row] + output - 1 - end
         self.context += offset
         self.residues[-offset % self.size] += 1
 
-    def _preempt(self) -> None:
+    def preempt(self) -> None:
         """The last row that runs loses its seat and its blocks; it starts over when it is its turn again."""
         columns = self.columns
         if self.left:
             row, tokens = self.last_row, self.target - self.left
-            again = self.redo.setdefault(row, Redo())
+            made, last_ns, _ = self.redo.get(row, NEW)
             self.left = 0
         else:
             row, end = self.running.popitem()
-            again = self.redo[row] = Redo()
-            again.made, again.last_ns = columns.output[row] - (end - self.steps), self.now_ns
-            tokens = columns.prompt[row] + again.made - 1
+            made, last_ns = columns.output[row] - (end - self.steps), self.now_ns
+            tokens = columns.prompt[row] + made - 1
             self.context -= tokens - self.steps
             self.residues[(self.steps - tokens) % self.size] -= 1
-            del self.ends[bisect_left(self.ends, -((end << ROW_BITS) + row))]
-        free, copying = self.kv.free, row in self.leases and self.leases[row].copying
-        again.own = self.release(row, tokens, again=True)
+            del self.ends[bisect_left(self.ends, (end << ROW_BITS) + row)]
+        lease = self.leases.pop(row, self.pool.nothing)
+        freed, own = self.pool.release(lease, -(-tokens // self.size), tokens // self.size, self.caching)
+        self.kv.free += freed
+        self.redo[row] = made, last_ns, own
         self.again.append(row)
         self.lost.append(row)
         self.metrics.preemptions += 1
         # It cannot come back before as many blocks are free as it gave, unless its text is held twice.
-        self.blocked, self.lacking = self.kv.reserve_full and not copying, self.kv.free - free
+        self.blocked, self.lacking = self.kv.reserve_full and not lease.copying, freed
 
     def end(self) -> None:
         """Rows have all their tokens: their seats and blocks are free, with async scheduling a step later."""
         columns, running, ends, steps, size = self.columns, self.running, self.ends, self.steps, self.size
         kv, pool, leases, ahead = self.kv, self.pool, self.leases, self.config.async_scheduling
         done: list[int] = []
-        while -ends[-1] >> ROW_BITS <= steps:
-            row = -ends.pop() & ROW_MASK
+        while ends[0] >> ROW_BITS <= steps:
+            row = ends.pop(0) & ROW_MASK
             del running[row]
             tokens = columns.prompt[row] + columns.output[row] - 1
             self.residues[(steps - tokens) % size] -= 1
