@@ -35,6 +35,7 @@ class Batch:
         "context",
         "context_counts",
         "ends",
+        "firsts",
         "hits",
         "kv",
         "lacking",
@@ -105,6 +106,7 @@ class Batch:
         # What has happened since the books were made up, in flat lists; see `books`.
         self.mixed: list[int] = []
         self.quiet: list[int] = []
+        self.firsts: list[int] = []
         self.late: list[int] = []
         self.hits: list[int] = []
         self.lost: list[int] = []

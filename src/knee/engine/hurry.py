@@ -61,7 +61,7 @@ def hurry(skip: "Skip", until_ns: int) -> bool:  # noqa: C901 - in smaller piece
                 continue
             free, steps, now = free - blocks, steps + count, now + count * took
             pool.owed += blocks
-            quiet += (took, 0, decodes, count, now)
+            quiet += (decodes, count, now)
         else:
             now = min(until_ns, next_due)
         if next_end <= steps:

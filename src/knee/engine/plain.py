@@ -40,6 +40,7 @@ class Plain:
         self.ends = [FAR_NS << ROW_BITS]  # a heap of (steps done at the end, row), and one that never comes
         self.left = 0  # prompt tokens that the last row begun has still to compute
         self.leaving: list[int] = []  # as in `skip`, but they stay empty
+        self.firsts: list[int] = []
         self.late: list[int] = []
         self.hits: list[int] = []
         self.lost: list[int] = []
@@ -143,7 +144,7 @@ class Plain:
                     steps = -(-within // took)
                 now += steps * took
                 step += steps
-                quiet += (took, 0, decoding, steps, now)
+                quiet += (decoding, steps, now)
             else:
                 now = min(until_ns, next_due)
                 continue

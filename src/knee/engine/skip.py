@@ -80,10 +80,10 @@ class Skip(Batch):
         kv.free -= growth
         self.pool.owed += growth
         self.steps = done + steps
-        self.now_ns = now_ns = now_ns + steps * first_ns
+        self.now_ns = now_ns + steps * first_ns + longer_ns * (steps * (steps - 1) // 2)
+        self.quiet += (decodes, steps, self.now_ns)
         if longer_ns:
-            self.now_ns = now_ns = now_ns + longer_ns * (steps * (steps - 1) // 2)
-        self.quiet += (first_ns, longer_ns, decodes, steps, now_ns)
+            self.firsts.append(first_ns)
         return True
 
     def _steps_that_fit(self, most: int) -> int:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from knee.core.requests import Ints, column
+from knee.engine.config import StepCost
 
 if TYPE_CHECKING:
     from knee.engine.plain import Plain
@@ -22,7 +23,7 @@ class Told:
 
     def __init__(self, drive: "Skip | Plain") -> None:
         self.mixed, self.hits, self.lost = _told(drive.mixed, 5), _told(drive.hits, 2), _told(drive.lost)
-        self.quiet = _spread(_told(drive.quiet, 5))
+        self.quiet = _quiet(drive.config.step_cost, _told(drive.quiet, 3), _told(drive.firsts))
         before, step = _told(drive.late, 2).T
         at = self.mixed[step, 2]
         self.late = np.stack((at - before, at)).T
@@ -37,13 +38,16 @@ def _told(noted: list[int], width: int = 0) -> Ints:
     return told.reshape(-1, width) if width else told
 
 
-def _spread(quiet: Ints) -> Ints:
-    """(ns a step, decodes, steps, end of the last) from stretches of which each step may be `longer`."""
-    first, longer, decodes, steps, end = quiet.T
-    if not longer.any():
-        return np.stack((first, decodes, steps, end)).T
+def _quiet(cost: StepCost, noted: Ints, first: Ints) -> Ints:
+    """(ns a step, decodes, steps, end of the last) from (decodes, steps, end of the last).
+
+    Where context costs, each step is longer than the one before; `first` is what the first took.
+    """
+    decodes, steps, end = noted.T
+    if not cost.per_context_token_ns:
+        return np.stack((cost.fixed_ns + cost.per_seq_ns * decodes, decodes, steps, end)).T
     i = np.arange(steps.sum()) - np.repeat(np.cumsum(steps) - steps, steps)
-    first, longer, decodes, end, n = (np.repeat(part, steps) for part in (first, longer, decodes, end, steps))
-    left = n - 1 - i
+    first, decodes, end, n = (np.repeat(part, steps) for part in (first, decodes, end, steps))
+    longer, left = cost.per_context_token_ns * decodes, n - 1 - i
     after = left * (first + longer * i) + longer * (left * (left + 1) // 2)
     return np.stack((first + longer * i, decodes, np.ones_like(i), end - after)).T
