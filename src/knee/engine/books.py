@@ -155,11 +155,9 @@ class Books:
         due = told.due[rows]
         self._metrics.finished[reason] += len(rows)
         self._metrics.ended_all(
-            np.stack(
-                (
-                    due - self._handled_ns, due, self._scheduled[rows], self._first[rows], end, end,
-                    told.prompt[rows], made, told.output[rows], self._lost[rows], self._cached[rows],
-                )
+            (
+                due - self._handled_ns, due, self._scheduled[rows], self._first[rows], end, end,
+                told.prompt[rows], made, told.output[rows], self._lost[rows], self._cached[rows],
             )
         )  # fmt: skip
 

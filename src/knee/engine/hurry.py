@@ -1,7 +1,7 @@
 """The ordinary part of `skip` at full speed: in few pieces, and on names that are looked up once.
 
-Ordinary is that decodes go on until the next change, that rows join whose whole shared text somebody holds, or
-who share none, that rows end, and that the last one loses its blocks. Whatever else comes up is left to `Skip`.
+Ordinary is that decodes go on until the next change, that rows join whose whole shared text somebody holds,
+or who share none, that rows end, and that the last loses its blocks. Whatever else comes up is left to `Skip`.
 """
 
 from bisect import bisect_left, insort
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from knee.engine.skip import Skip
 
 
-def hurry(skip: "Skip", until_ns: int) -> bool:  # noqa: C901 - in smaller pieces it is half as fast
+def hurry(skip: "Skip", until_ns: int) -> bool:  # noqa: C901, PLR0912, PLR0915 - in smaller pieces it is half as fast
     """Run until the first step that ends at `until_ns` or later, or until something out of the ordinary.
 
     Whether that is that blocks are lost with the next step, which admits nobody then.
@@ -32,16 +32,19 @@ def hurry(skip: "Skip", until_ns: int) -> bool:  # noqa: C901 - in smaller piece
             arrived += 1
             next_due = due[arrived]
         if not skip.blocked and decodes < seats and (begun < arrived or again):
-            if short := residues[steps % size] > free:
+            blocks = residues[steps % size]
+            if short := blocks > free:
                 break
-            took, begun, free = join(steps, decodes, begun, arrived, free)
+            pool.owed += blocks
+            took, begun, free = join(steps, decodes, begun, arrived, free - blocks)
             steps, now, next_end = steps + 1, now + took, ends[0] >> ROW_BITS
             mixed += (took, decodes, now, begun, skip.spoken)
             decodes = len(running)
             if skip.left:
                 goal = NEVER
         elif decodes:
-            took, count, first, stop = fixed + per_seq * decodes, next_end - steps, steps % size, until_ns
+            took, count, stop = fixed + per_seq * decodes, next_end - steps, until_ns
+            first = steps % size
             if next_due < until_ns and decodes < seats and begun == arrived and not again:
                 stop = next_due
             if now + count * took > stop:
@@ -78,7 +81,8 @@ def hurry(skip: "Skip", until_ns: int) -> bool:  # noqa: C901 - in smaller piece
 
 def _joining(skip: "Skip") -> Callable[[int, int, int, int, int], tuple[int, int, int]]:
     kv, columns, cost, again, leases = skip.kv, skip.columns, skip.config.step_cost, skip.again, skip.leases
-    prompt, output, shared, pool, whole = columns.prompt, columns.output, columns.shared, skip.pool, skip.pool.whole
+    prompt, output, shared, pool = columns.prompt, columns.output, columns.shared, skip.pool
+    whole, absent = pool.whole, pool.absent
     running, ends, residues, size = skip.running, skip.ends, skip.residues, skip.size
     fixed, per_seq, per_token = cost.fixed_ns, cost.per_seq_ns, cost.per_prefill_token_ns
     seats, all_tokens, watermark, reserve_full = (
@@ -86,19 +90,20 @@ def _joining(skip: "Skip") -> Callable[[int, int, int, int, int], tuple[int, int
     )  # fmt: skip
 
     def join(steps: int, decodes: int, begun: int, arrived: int, free: int) -> tuple[int, int, int]:
-        """A step for which there are blocks, and with which rows join; what it takes, and what is new."""
-        blocks, budget, taking = residues[steps % size], all_tokens - decodes, decodes
-        free, owed = free - blocks, blocks
+        """Rows join a step; what it takes, and what is new. `free` blocks are, but for the decodes'."""
+        owed, budget, taking = 0, all_tokens - decodes, decodes
         while budget and taking < seats and (begun < arrived or again):
             if again:
                 tokens = 0
             elif text := shared[begun]:
-                lease = whole.get(text)
-                tokens = prompt[begun] - lease.tokens if lease is not None else 0
+                lease = whole.get(text, absent)
+                tokens = prompt[begun] - lease.tokens
             else:
                 tokens = prompt[begun]
             if not 0 < tokens <= budget:  # out of the ordinary
-                kv.free, pool.owed, owed = free, pool.owed + owed, 0
+                kv.free = free
+                pool.owed += owed
+                owed = 0
                 skip.steps, skip.begun, skip.queued = steps, begun, arrived
                 budget, taking, _ = skip.join(budget, taking, 0)
                 begun, free = skip.begun, kv.free
@@ -113,7 +118,8 @@ def _joining(skip: "Skip") -> Callable[[int, int, int, int, int], tuple[int, int
                 leases[begun] = lease
                 lease.holders += 1
                 skip.hits += (begun, lease.tokens)
-            free, owed, budget, taking = free - blocks, owed + blocks, budget - tokens, taking + 1
+            free, owed = free - blocks, owed + blocks
+            budget, taking = budget - tokens, taking + 1
             running[begun] = last = steps + output[begun]
             insort(ends, (last << ROW_BITS) + begun)
             residues[(steps + 1 - prompt[begun]) % size] += 1
@@ -127,7 +133,13 @@ def _joining(skip: "Skip") -> Callable[[int, int, int, int, int], tuple[int, int
 
 def _ending(skip: "Skip") -> Callable[[int, int], int]:
     columns, leases, residues, pool, size = skip.columns, skip.leases, skip.residues, skip.pool, skip.size
-    prompt, output, last, due, closed = columns.prompt, columns.output, columns.last, columns.due, columns.closed
+    prompt, output, last, due, closed = (
+        columns.prompt,
+        columns.output,
+        columns.last,
+        columns.due,
+        columns.closed,
+    )
     running, ends, followers = skip.running, skip.ends, columns.followers
 
     def end(steps: int, now: int) -> int:

@@ -220,25 +220,27 @@ class Skip(Batch):
         """The last row that runs loses its seat and its blocks; it starts over when it is its turn again."""
         columns = self.columns
         if self.left:
-            row, tokens = self.last_row, self.target - self.left
+            row, target, tokens = self.last_row, self.target, self.target - self.left
             made, last_ns, _ = self.redo.get(row, NEW)
             self.left = 0
         else:
             row, end = self.running.popitem()
             made, last_ns = columns.output[row] - (end - self.steps), self.now_ns
-            tokens = columns.prompt[row] + made - 1
+            target = columns.prompt[row] + made
+            tokens = target - 1
             self.context -= tokens - self.steps
             self.residues[(self.steps - tokens) % self.size] -= 1
             del self.ends[bisect_left(self.ends, (end << ROW_BITS) + row)]
-        lease = self.leases.pop(row, self.pool.nothing)
-        freed, own = self.pool.release(lease, -(-tokens // self.size), tokens // self.size, self.caching)
+        lease, blocks = self.leases.pop(row, self.pool.nothing), -(-tokens // self.size)
+        freed, own = self.pool.release(lease, blocks, tokens // self.size, self.caching)
         self.kv.free += freed
         self.redo[row] = made, last_ns, own
         self.again.append(row)
         self.lost.append(row)
         self.metrics.preemptions += 1
-        # It cannot come back before as many blocks are free as it gave, unless its text is held twice.
-        self.blocked, self.lacking = self.kv.reserve_full and not lease.copying, freed
+        # It cannot come back before what it gave is free, unless its text is held twice.
+        self.blocked = self.kv.reserve_full and not lease.copying
+        self.lacking = freed - blocks - (-target // self.size)
 
     def end(self) -> None:
         """Rows have all their tokens: their seats and blocks are free, with async scheduling a step later."""
