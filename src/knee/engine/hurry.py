@@ -1,7 +1,7 @@
 """The ordinary part of `skip` at full speed: in few pieces, and on names that are looked up once.
 
 Ordinary is that decodes go on until the next change, that rows join whose whole shared text somebody holds,
-or who share none, that rows end, and that the last loses its blocks. Whatever else comes up is left to `Skip`.
+or who share none, that rows end, and that the last loses its blocks. All else is left to `Skip`.
 """
 
 from bisect import bisect_left, insort
