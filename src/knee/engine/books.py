@@ -36,6 +36,7 @@ class Books:
         drive, told = self.drive, Told(self.drive)
         self._grow(drive.arrived)
         np.add.at(self._lost, told.lost, 1)
+        self._metrics.preemptions += len(told.lost)
         rows, tokens = told.hits.T
         self._cached[rows] = tokens
         took, _, at, begun, spoken = told.mixed.T

@@ -161,35 +161,36 @@ class Skip(Batch):
 
     def join(self, budget: int, taking: int, context: int) -> tuple[int, int, int]:
         """Let the first row that waits join, unless it lacks blocks; what becomes of the sums."""
-        kv, size, pool = self.kv, self.size, self.pool
-        row = self.again[-1] if self.again else self.begun
-        text, target, made, own = self.columns.shared[row], self.columns.prompt[row], 0, None
-        if self.again:
+        kv, size, pool, again, columns = self.kv, self.size, self.pool, self.again, self.columns
+        row, made, last_ns, own = self.begun, 0, NEVER, None
+        if again:
+            row = again[-1]
             made, last_ns, own = self.redo[row]
-            target += made
+        text, target = columns.shared[row], columns.prompt[row] + made
         cached, idle = pool.hit(text, own, (target - 1) // size)
         have = cached * size
-        after = min(target, have + budget)
-        needed = -(-after // size) - cached
-        kept = kv.watermark if taking or self.leaving else 0
-        reserved = -(-target // size) - cached if kv.reserve_full else needed
-        if reserved + idle + kept > kv.free:
+        after = min(have + budget, target)
+        filled = -(-after // size)
+        needed = (-(-target // size) if kv.reserve_full else filled) - cached + idle
+        if taking or self.leaving:
+            needed += kv.watermark
+        if needed > kv.free:
             # Who holds text of it may leave, and others lose it; it never needs fewer free blocks.
-            self.blocked, self.lacking = True, (reserved + idle + kept) * kv.reserve_full
+            self.blocked, self.lacking = True, needed * kv.reserve_full
             return budget, taking, context
-        if self.again:
-            self.again.pop()
+        if again:
+            again.pop()
         else:
             self.begin()
             if cached:
                 self.hits += (row, have)
-        if text or own is not None:
-            lease = pool.acquire(text, own, cached)
-            if text:
-                self.leases[row] = lease
-                pool.extend(lease, cached, after // size)
-        kv.free -= idle + needed
-        pool.owed += needed
+        if text:
+            lease = self.leases[row] = pool.acquire(text, own, cached)
+            pool.extend(lease, cached, after // size)
+        elif own is not None:
+            pool.acquire(text, own, cached)
+        kv.free -= filled - cached + idle
+        pool.owed += filled - cached
         if after < target:
             self.last_row, self.target, self.left = row, target, target - after
             if made:
@@ -237,7 +238,6 @@ class Skip(Batch):
         self.redo[row] = made, last_ns, own
         self.again.append(row)
         self.lost.append(row)
-        self.metrics.preemptions += 1
         # It cannot come back before what it gave is free, unless its text is held twice.
         self.blocked = self.kv.reserve_full and not lease.copying
         self.lacking = freed - blocks - (-target // self.size)
