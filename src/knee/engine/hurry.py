@@ -35,7 +35,6 @@ def hurry(skip: "Skip", until_ns: int) -> bool:  # noqa: C901, PLR0912, PLR0915 
             blocks = residues[steps % size]
             if short := blocks > free:
                 break
-            pool.owed += blocks
             took, begun, free = join(steps, decodes, begun, arrived, free - blocks)
             steps, now, next_end = steps + 1, now + took, ends[0] >> ROW_BITS
             mixed += (took, decodes, now, begun, skip.spoken)
@@ -56,14 +55,15 @@ def hurry(skip: "Skip", until_ns: int) -> bool:  # noqa: C901, PLR0912, PLR0915 
                 count -= 1
                 blocks -= residues[(steps + count) % size]
             if not count:  # the last that runs loses its blocks
-                skip.now_ns, skip.steps, kv.free = now, steps, free
+                skip.now_ns, skip.steps = now, steps
+                pool.owed += kv.free - free
+                kv.free = free
                 skip.preempt()
                 free, decodes, next_end = kv.free, len(running), ends[0] >> ROW_BITS
                 if short := not skip.blocked:
                     break
                 continue
             free, steps, now = free - blocks, steps + count, now + count * took
-            pool.owed += blocks
             quiet += (decodes, count, now)
         else:
             now = min(until_ns, next_due)
@@ -75,6 +75,7 @@ def hurry(skip: "Skip", until_ns: int) -> bool:  # noqa: C901, PLR0912, PLR0915 
             if skip.watched:
                 goal = NEVER
     skip.now_ns, skip.steps, skip.begun, skip.queued, skip.arrived = now, steps, begun, arrived, arrived
+    pool.owed += kv.free - free
     kv.free = free
     return short
 
@@ -91,7 +92,7 @@ def _joining(skip: "Skip") -> Callable[[int, int, int, int, int], tuple[int, int
 
     def join(steps: int, decodes: int, begun: int, arrived: int, free: int) -> tuple[int, int, int]:
         """Rows join a step; what it takes, and what is new. `free` blocks are, but for the decodes'."""
-        owed, budget, taking = 0, all_tokens - decodes, decodes
+        budget, taking = all_tokens - decodes, decodes
         while budget and taking < seats and (begun < arrived or again):
             if again:
                 tokens = 0
@@ -100,39 +101,36 @@ def _joining(skip: "Skip") -> Callable[[int, int, int, int, int], tuple[int, int
                 tokens = prompt[begun] - lease.tokens
             else:
                 tokens = prompt[begun]
+            blocks = -(-tokens // size)
+            if blocks + watermark > free and (taking or blocks > free) and (tokens <= budget or reserve_full):
+                skip.blocked, skip.lacking = True, blocks * reserve_full
+                break
             if not 0 < tokens <= budget:  # out of the ordinary
+                pool.owed += kv.free - free
                 kv.free = free
-                pool.owed += owed
-                owed = 0
                 skip.steps, skip.begun, skip.queued = steps, begun, arrived
                 budget, taking, _ = skip.join(budget, taking, 0)
                 begun, free = skip.begun, kv.free
                 if skip.blocked:
                     break
                 continue
-            blocks = -(-tokens // size)
-            if blocks + watermark > free and (taking or blocks > free):
-                skip.blocked, skip.lacking = True, blocks * reserve_full
-                break
             if text:
                 leases[begun] = lease
                 lease.holders += 1
                 skip.hits += (begun, lease.tokens)
-            free, owed = free - blocks, owed + blocks
-            budget, taking = budget - tokens, taking + 1
+            free, budget, taking = free - blocks, budget - tokens, taking + 1
             running[begun] = last = steps + output[begun]
             insort(ends, (last << ROW_BITS) + begun)
             residues[(steps + 1 - prompt[begun]) % size] += 1
             begun += 1
             skip.spoken = begun
-        pool.owed += owed
         return fixed + per_seq * taking + per_token * (all_tokens - decodes - budget), begun, free
 
     return join
 
 
 def _ending(skip: "Skip") -> Callable[[int, int], int]:
-    columns, leases, residues, pool, size = skip.columns, skip.leases, skip.residues, skip.pool, skip.size
+    kv, pool, columns, leases, residues = skip.kv, skip.pool, skip.columns, skip.leases, skip.residues
     prompt, output, last, due, closed = (
         columns.prompt,
         columns.output,
@@ -140,7 +138,7 @@ def _ending(skip: "Skip") -> Callable[[int, int], int]:
         columns.due,
         columns.closed,
     )
-    running, ends, followers = skip.running, skip.ends, columns.followers
+    running, ends, followers, size = skip.running, skip.ends, columns.followers, skip.size
 
     def end(steps: int, now: int) -> int:
         """Rows have all their tokens: how many blocks are free that were not."""
@@ -171,6 +169,7 @@ def _ending(skip: "Skip") -> Callable[[int, int], int]:
             skip.watch()
         if followers:
             columns.ended(done, now)
+        kv.free += freed
         return freed
 
     return end
