@@ -132,7 +132,7 @@ class Plain:
                 took = fixed + per_seq * taking + per_token * (all_tokens - decoding - budget)
                 now += took
                 step += 1
-                mixed += (took, decoding, now, begun, begun - (left > 0))
+                mixed += (took, decoding, now, begun, begun - 1 if left else begun)
                 decoding = len(heap) - 1
                 next_end = heap[0] >> ROW_BITS
             elif decoding:
