@@ -2,6 +2,9 @@
 
 Ordinary is that decodes go on until the next change, that rows join whose whole shared text somebody holds,
 or who share none, that rows end, and that the last loses its blocks. All else is left to `Skip`.
+
+What is free is a local name; `kv.free` holds what was free when the cache was last told of blocks taken, and
+what came back since, so that the difference is what it has to be told of.
 """
 
 from bisect import bisect_left, insort
@@ -39,8 +42,7 @@ def hurry(skip: "Skip", until_ns: int) -> bool:  # noqa: C901, PLR0912, PLR0915 
             steps, now, next_end = steps + 1, now + took, ends[0] >> ROW_BITS
             mixed += (took, decodes, now, begun, skip.spoken)
             decodes = len(running)
-            if skip.left:
-                goal = NEVER
+            goal = NEVER if skip.left else goal
         elif decodes:
             took, count, stop = fixed + per_seq * decodes, next_end - steps, until_ns
             first = steps % size
@@ -72,8 +74,7 @@ def hurry(skip: "Skip", until_ns: int) -> bool:  # noqa: C901, PLR0912, PLR0915 
             decodes, next_due, next_end = len(running), due[arrived], ends[0] >> ROW_BITS
             if skip.blocked and (free >= skip.lacking or not decodes):
                 skip.blocked = False
-            if skip.watched:
-                goal = NEVER
+            goal = NEVER if skip.watched else goal
     skip.now_ns, skip.steps, skip.begun, skip.queued, skip.arrived = now, steps, begun, arrived, arrived
     pool.owed += kv.free - free
     kv.free = free
@@ -131,14 +132,10 @@ def _joining(skip: "Skip") -> Callable[[int, int, int, int, int], tuple[int, int
 
 def _ending(skip: "Skip") -> Callable[[int, int], int]:
     kv, pool, columns, leases, residues = skip.kv, skip.pool, skip.columns, skip.leases, skip.residues
-    prompt, output, last, due, closed = (
-        columns.prompt,
-        columns.output,
-        columns.last,
-        columns.due,
-        columns.closed,
-    )
-    running, ends, followers, size = skip.running, skip.ends, columns.followers, skip.size
+    prompt, output, last, due = columns.prompt, columns.output, columns.last, columns.due
+    running, ends, size, closed, followers = (
+        skip.running, skip.ends, skip.size, columns.closed, columns.followers
+    )  # fmt: skip
 
     def end(steps: int, now: int) -> int:
         """Rows have all their tokens: how many blocks are free that were not."""
@@ -164,7 +161,7 @@ def _ending(skip: "Skip") -> Callable[[int, int], int]:
                 blocks -= lease.blocks
             freed += blocks
             pool.loose += blocks
-        if len(due) > len(prompt):
+        if closed and len(due) > len(prompt) + 1:
             columns.fill()
             skip.watch()
         if followers:
