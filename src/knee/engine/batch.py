@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 Told = TypeVar("Told")
 ROW_BITS = 30
 ROW_MASK = (1 << ROW_BITS) - 1
+"""A billion rows, far more than memory holds; with the step before it, a number is still small and fast."""
 
 
 Redo = tuple[int, int, Node | None]

@@ -12,7 +12,6 @@ from knee.core.units import NS_PER_S
 from knee.engine.request import Request
 
 FOLD_AT = 1 << 15
-TABLE = 1 << 16
 
 
 class Tally:
@@ -24,7 +23,6 @@ class Tally:
         self._edges = np.array([round(bound * unit) for bound in bounds], dtype=np.int64)
         self.counts = np.zeros(len(bounds) + 1, dtype=np.int64)
         self._sum = 0
-        self._table: Ints | None = None
         self.values: list[int] = []
         self.weights: list[int] = []
 
@@ -43,22 +41,13 @@ class Tally:
 
     def observe_all(self, values: Ints, weights: Ints | None = None) -> None:
         """Count each of `values` once, or as often as its weight says."""
-        slots = self._slots(values)
+        slots = np.searchsorted(self._edges, values, side="left")
         if weights is None:
             self.counts += np.bincount(slots, minlength=len(self.counts))
             self._sum += int(values.sum())
         else:
             np.add.at(self.counts, slots, weights)
             self._sum += int((values * weights).sum())
-
-    def _slots(self, values: Ints) -> Ints:
-        """The bucket of each value; where the last bound is small, from a table, which is faster."""
-        most = int(self._edges[-1]) + 1
-        if most > TABLE or len(values) < most:
-            return np.searchsorted(self._edges, values, side="left")
-        if self._table is None:
-            self._table = np.searchsorted(self._edges, np.arange(most + 1), side="left")
-        return self._table[np.minimum(values, most)]
 
     def histogram(self) -> Histogram:
         """The cumulative histogram so far."""
