@@ -1,5 +1,6 @@
 """Drives of one state machine: whatever the configuration, `skip`, `leap` and `step` tell the same story."""
 
+import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.engine.worlds import EXAMPLES, configs
@@ -131,6 +133,32 @@ def test_skip_is_step(case: Case) -> None:
     for mine, theirs in zip(skipping, stepping, strict=True):
         for part, value in theirs.items():
             assert mine[part] == value, part
+
+
+def _crowd(seed: int) -> Case:
+    """Lengths and a cache like those of a real server, for more clients than there are blocks."""
+    rng = random.Random(seed)
+    config = msgspec.structs.replace(
+        REFERENCE, max_num_batched_tokens=1024, num_gpu_blocks=1_500, enable_prefix_caching=True
+    )
+
+    def a_request() -> tuple[int, int, int, tuple[tuple[int, int], ...], int]:
+        prompt, output = min(6000, rng.lognormvariate(6.7, 0.6)), min(2000, rng.lognormvariate(5.1, 0.6))
+        text = rng.randrange(12)
+        return 0, int(prompt) + 257, int(output) + 1, ((text, 256),) if text < 6 else (), 0
+
+    requests = tuple(a_request() for _ in range(1_500))
+    return Case(config, requests, (300_000_000_000,), 40, sharing=True, talking=False)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_skip_is_step_in_a_crowd(seed: int) -> None:
+    """What the head of the queue lacked says nothing of the next head: small worlds did not show it."""
+    case = _crowd(seed)
+    skipping = _run(case)
+    assert skipping[1]["metrics"].counters["num_preemptions"] > 100
+    with patch("knee.engine.run.can_skip", lambda _: False):
+        assert _run(case) == skipping
 
 
 def test_what_is_plain_and_what_can_be_skipped() -> None:

@@ -1,6 +1,6 @@
 """Who runs and who waits, as row numbers, and the sums by which decoding touches none of them."""
 
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,36 +13,31 @@ if TYPE_CHECKING:
     from knee.engine.plain import Plain
 
 Told = TypeVar("Told")
-ROW_BITS = 40
+ROW_BITS = 30
 ROW_MASK = (1 << ROW_BITS) - 1
+"""A billion rows, far more than memory holds; with the step before it, a number is still small and fast."""
 
 
-class Redo:
-    """What a preempted row had: tokens made, when the last one came, and what is left in the cache."""
-
-    __slots__ = ("last_ns", "made", "own")
-
-    def __init__(self) -> None:
-        self.made = 0
-        self.last_ns = NEVER
-        self.own: Node | None = None
+Redo = tuple[int, int, Node | None]
+"""What a preempted row had: tokens made, when the last one came, and what is left in the cache."""
 
 
 class Batch:
     """The requests of `columns` on an idle engine. Instants count from the start of the point."""
 
     __slots__ = (
+        "again",
         "arrived",
         "begun",
         "blocked",
-        "cached",
         "caching",
         "columns",
         "config",
         "context",
         "context_counts",
         "ends",
-        "incoming",
+        "firsts",
+        "hits",
         "kv",
         "lacking",
         "last_row",
@@ -51,24 +46,25 @@ class Batch:
         "leaving",
         "left",
         "longest",
+        "lost",
         "metrics",
         "mixed",
         "most",
         "now_ns",
         "pool",
-        "preempted",
+        "queued",
         "queued_tokens",
         "quiet",
         "redo",
+        "refusals",
         "residues",
         "running",
         "seats",
-        "silent",
         "size",
+        "spoken",
         "spoken_tokens",
         "steps",
         "target",
-        "waiting",
         "watched",
     )  # fmt: skip
 
@@ -85,12 +81,15 @@ class Batch:
         self.longest = min(self.most, config.max_model_len)
         self.now_ns = 0
         self.steps = 0
-        self.arrived = 0  # rows before this one have arrived
-        self.waiting = deque[int]()
-        self.incoming: list[int] = []  # with async scheduling: came too late for the next step
+        # Rows wait in order: those that were preempted, the next one last, and [begun, queued). With async
+        # scheduling, [queued, arrived) came too late for the next step.
+        self.again: list[int] = []
+        self.begun = self.queued = self.arrived = 0
+        self.refusals = 0  # how many of [begun, arrived) were refused
+        self.spoken = 0  # the rows before this one have a token, or were refused
         self.leaving: list[int] = []  # with async scheduling: ended too late for the next step
         self.running: dict[int, int] = {}  # rows that decode, and how many steps are done when each ends
-        self.ends = [FAR_NS << ROW_BITS]  # a heap of (steps done at the end, row); some are of the past
+        self.ends = [FAR_NS << ROW_BITS]  # the same as (steps, row) in order
         self.left = 0  # prompt tokens that the last row that runs has still to compute
         self.last_row = NEVER
         self.target = 0  # tokens that row computes in all
@@ -99,59 +98,58 @@ class Batch:
         self.blocked = False  # the head of the queue lacks blocks,
         self.lacking = 0  # and will at least until so many are free
         self.redo: dict[int, Redo] = {}  # of preempted rows that are not back where they were
-        self.leases: dict[int, Lease] = {}
-        self.begun = 0  # rows scheduled so far, the refused not counted
-        self.silent = 0  # of these, how many have no token: one at most
+        self.leases: dict[int, Lease] = {}  # of rows with shared text
         self.queued_tokens = 0  # prompt tokens of those without, if there is a limit to them
         self.spoken_tokens = 0  # prompt tokens of those who get theirs with this step
-        self.cached: dict[int, int] = {}  # prompt tokens found in the cache
-        self.preempted: dict[int, int] = {}  # how often
         limits = (config.max_num_queued_reqs, config.max_num_queued_tokens)
         self.context_counts = config.step_cost.per_context_token_ns > 0
         self.watched = config.async_scheduling or self.context_counts or limits != (None, None)
         # What has happened since the books were made up, in flat lists; see `books`.
         self.mixed: list[int] = []
         self.quiet: list[int] = []
+        self.firsts: list[int] = []
         self.late: list[int] = []
+        self.hits: list[int] = []
+        self.lost: list[int] = []
 
     def take_over(self, plain: "Plain") -> None:
         """Go on from where `plain` has come."""
         size, columns = self.size, plain.columns
-        self.now_ns, self.steps, self.arrived, self.begun = (
-            plain.now_ns,
-            plain.steps,
-            plain.arrived,
-            plain.begun,
-        )
-        self.mixed, self.quiet, self.left, self.silent = plain.mixed, plain.quiet, plain.left, plain.silent
-        self.waiting.extend(range(plain.begun, plain.arrived))
-        self.ends[:] = plain.ends
+        self.now_ns, self.steps, self.left = plain.now_ns, plain.steps, plain.left
+        self.mixed, self.quiet = plain.mixed, plain.quiet
+        self.begun, self.spoken, self.queued = plain.begun, plain.begun - bool(plain.left), plain.arrived
+        self.arrived = plain.arrived
+        self.ends[:] = sorted(plain.ends)
         for row, end in sorted(plain.decoding()):
             self.running[row] = end
             tokens = columns.prompt[row] + columns.output[row] - 1 - (end - self.steps)
             self.context += tokens - self.steps
             self.residues[(self.steps - tokens) % size] += 1
-            self._hold(row, tokens)
+            self._hold(tokens)
         if self.left:
             self.last_row, self.target = plain.begun - 1, columns.prompt[plain.begun - 1]
-            self._hold(self.last_row, self.target - self.left)
+            self._hold(self.target - self.left)
 
     def gauges(self) -> dict[str, float]:
         """The engine's gauges as they stood when the last step ended."""
-        waiting = len(self.waiting) + len(self.incoming)
-        return gauges_of(len(self.running) + bool(self.left), waiting, self.kv.usage)
+        return gauges_of(len(self.running) + bool(self.left), self.behind(), self.kv.usage)
+
+    def behind(self) -> int:
+        """How many have arrived and do not run."""
+        return len(self.again) + self.arrived - self.begun - self.refusals
 
     def unfinished(self) -> Iterator[tuple[int, int, int]]:
         """Rows with some of their tokens: how many, and when the last came."""
         for row, end in self.running.items():
             yield row, self.columns.output[row] - (end - self.steps), self.now_ns
-        for row, again in self.redo.items():
-            if again.made:
-                yield row, again.made, again.last_ns
+        for row, (made, last_ns, _) in self.redo.items():
+            if made:
+                yield row, made, last_ns
 
     def abort(self) -> list[tuple[int, int]]:
         """All that is unfinished ends here: the rows, in order, and the tokens each has."""
-        rows = sorted((*self.running, *self.waiting, *self.incoming, *([self.last_row] if self.left else ())))
+        fresh = (row for row in range(self.begun, self.arrived) if row not in self.columns.refused)
+        rows = sorted((*self.running, *self.again, *fresh, *([self.last_row] if self.left else ())))
         for row in rows:
             if row in self.running:
                 self.release(row, self.columns.prompt[row] + self.made(row) - 1)
@@ -164,47 +162,43 @@ class Batch:
         """Tokens that an unfinished row has."""
         if row in self.running:
             return self.columns.output[row] - (self.running[row] - self.steps)
-        return self.redo[row].made if row in self.redo else 0
+        return self.redo[row][0] if row in self.redo else 0
 
     def drop(self, rows: int) -> None:
         """Forget the first `rows` rows, which are over; the others move up."""
         self.columns.drop(rows)
-        self.arrived -= rows
-        self.last_row -= rows
-        self.waiting = deque(row - rows for row in self.waiting)
-        self.incoming = [row - rows for row in self.incoming]
+        self.begun, self.queued, self.arrived = self.begun - rows, self.queued - rows, self.arrived - rows
+        self.spoken, self.last_row = max(0, self.spoken - rows), self.last_row - rows
+        self.again = [row - rows for row in self.again]
         self.leaving = [row - rows for row in self.leaving]
         self.running = {row - rows: end for row, end in self.running.items()}
-        self.ends = [
-            *sorted((end << ROW_BITS) + row for row, end in self.running.items()),
-            FAR_NS << ROW_BITS,
-        ]
+        self.ends[:-1] = [entry - rows for entry in self.ends[:-1]]
         self.redo, self.leases = _moved(self.redo, rows), _moved(self.leases, rows)
-        self.cached, self.preempted = _moved(self.cached, rows), _moved(self.preempted, rows)
 
     def arrive(self, until_ns: int) -> None:
         """Take in the rows that arrive by `until_ns`, each at its own instant."""
         columns, row = self.columns, self.arrived
         if columns.drawn_ns <= until_ns:
             columns.draw_until(until_ns)
+            self.watch()
         due = columns.due
-        if columns.longest > self.longest:
+        if not self.watched:
+            self.queued = self.arrived = bisect_right(due, until_ns, row)
+            return
+        while due[row] <= until_ns:
+            self._take(row, due[row])
+            row += 1
+            self.arrived = row
+
+    def watch(self) -> None:
+        """Look at each row that comes, once one was drawn that is too long for the engine."""
+        if self.columns.longest > self.longest:
             self.watched = True
-        if self.watched:
-            while due[row] <= until_ns:
-                self._take(row, due[row])
-                row += 1
-        else:
-            waiting = self.waiting
-            while due[row] <= until_ns:
-                waiting.append(row)
-                row += 1
-        self.arrived = row
 
     def _take(self, row: int, at_ns: int) -> None:
         """Queue a row, unless it is refused; with async scheduling a busy engine sees it a step later."""
         config, tokens = self.config, self.columns.prompt[row] + self.columns.output[row]
-        unfinished = len(self.running) + bool(self.left) + len(self.waiting) + len(self.incoming)
+        unfinished = len(self.running) + bool(self.left) + self.behind()
         reason = ""
         if tokens > config.max_model_len:
             reason = "max_model_len"
@@ -218,9 +212,22 @@ class Batch:
             if reason in self.metrics.rejected:
                 self.metrics.rejected[reason] += 1
             self.columns.refuse(row, reason, at_ns)
+            self.queued += self.queued == row
+            if self.begun == row:
+                self.begun = row + 1
+            else:
+                self.refusals += 1
             return
         self.queued_tokens += self.columns.prompt[row]
-        (self.incoming if config.async_scheduling and unfinished else self.waiting).append(row)
+        if not (config.async_scheduling and unfinished):
+            self.queued = row + 1
+
+    def begin(self) -> None:
+        """The next row that was not scheduled before is, now."""
+        self.begun += 1
+        while self.refusals and self.begun in self.columns.refused:
+            self.begun += 1
+            self.refusals -= 1
 
     def growth(self, steps: int) -> int:
         """Blocks that those who decode take in the next `steps` steps."""
@@ -238,21 +245,16 @@ class Batch:
         for row in self.leaving:
             self.release(row, prompt[row] + output[row] - 1)
         self.leaving.clear()
-        self.waiting += self.incoming
-        self.incoming.clear()
-        self.blocked, self.lacking = False, 0
+        self.queued = self.arrived
+        self.blocked = False
 
-    def release(self, row: int, tokens: int, again: bool = False) -> Node | None:
-        """Give back the blocks of `tokens` tokens; what the row can come `again` for."""
-        size, lease = self.size, self.leases.pop(row)
-        freed, own = self.pool.release(lease, -(-tokens // size), tokens // size, again and self.caching)
-        self.kv.free += freed
-        return own
+    def release(self, row: int, tokens: int) -> None:
+        """Give back the blocks of `tokens` tokens."""
+        lease = self.leases.pop(row, self.pool.nothing)
+        self.kv.free += self.pool.release(lease, -(-tokens // self.size), tokens // self.size)[0]
 
-    def _hold(self, row: int, tokens: int) -> None:
-        lease, blocks = self.pool.whole[()], -(-tokens // self.size)
-        lease.holders += 1
-        self.leases[row] = lease
+    def _hold(self, tokens: int) -> None:
+        blocks = -(-tokens // self.size)
         self.kv.free -= blocks
         self.pool.owed += blocks
 

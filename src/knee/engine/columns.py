@@ -50,7 +50,7 @@ class Columns:
         self.told = self.closed  # something is known of when or what but the instants and lengths
         self._numbers: list[int] = []
         self._drawn = 0
-        self._followers: dict[int, tuple[int, Row]] = {}  # by the number of the request that each follows
+        self.followers: dict[int, tuple[int, Row]] = {}  # by the number of the request that each follows
         self.send(0, clients or 0)
 
     def draw_until(self, until_ns: int) -> None:
@@ -61,26 +61,33 @@ class Columns:
 
     def send(self, at_ns: int, n: int) -> None:
         """`n` clients send their next requests."""
-        while len(self.prompt) < len(self.due) - 1 + n:
-            if not self._draw():
-                n = len(self.prompt) - len(self.due) + 1
         due = self.due
         if len(due) == 1 or due[-2] <= at_ns:
             due[-1:] = [at_ns] * n + [FAR_NS]
+            self.fill()
             return
+        while len(self.prompt) < len(due) - 1 + n:
+            if not self._draw():
+                n = len(self.prompt) - len(due) + 1
         for _ in range(n):  # behind it are some that were refused and try again later
             place, row = bisect_right(due, at_ns), len(due) - 1
             due.insert(place, at_ns)
             for column in (self.prompt, self.output, self.shared):
                 column.insert(place, column.pop(row))  # type: ignore[arg-type]
 
+    def fill(self) -> None:
+        """Draw what is due in a closed loop; nobody sends what is not there."""
+        while len(self.prompt) < len(self.due) - 1:
+            if not self._draw():
+                del self.due[len(self.prompt) : -1]
+
     def ended(self, rows: list[int], at_ns: int) -> None:
         """These have ended: their clients send again, their conversations go on."""
         if self.closed:
             self.send(at_ns, len(rows))
-        elif self._followers:
+        elif self.followers:
             for row in rows:
-                pause_ns, turn = self._followers.pop(self._numbers[row], (0, None))
+                pause_ns, turn = self.followers.pop(self._numbers[row], (0, None))
                 if turn is not None:
                     self._insert(at_ns + pause_ns, turn)
 
@@ -89,10 +96,10 @@ class Columns:
         self.refused[row] = reason, at_ns
         if self.closed:
             self.send(at_ns + REFUSED_PAUSE_NS, 1)
-        elif self._followers:
+        elif self.followers:
             number = self._numbers[row]
-            while number in self._followers:
-                number = self._followers.pop(number)[1][3]
+            while number in self.followers:
+                number = self.followers.pop(number)[1][3]
 
     def drop(self, rows: int) -> None:
         """Forget the first `rows` rows; the others move up."""
@@ -134,7 +141,7 @@ class Columns:
                 self._insert(due[i], row)
                 self.drawn_ns = due[i]
             else:
-                self._followers[before] = due[i], row
+                self.followers[before] = due[i], row
         self._drawn += n
         return True
 

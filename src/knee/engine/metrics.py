@@ -1,6 +1,6 @@
 """What the engine counts, under normalised names and with vLLM's bucket bounds (v1/metrics/loggers.py)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy, deepcopy
 
 import numpy as np
@@ -196,7 +196,7 @@ class Metrics:
             if self.keep_gaps:
                 self._gaps.append(rows[rows[:, 1] > 0, :3])
 
-    def ended_all(self, rows: Ints) -> None:
+    def ended_all(self, rows: Iterable[Ints]) -> None:
         """Count requests that ended; their columns are the rows of `rows`.
 
         When each arrived, was queued, was scheduled, had its first and its last token, and ended; its prompt,
@@ -210,7 +210,6 @@ class Metrics:
             "request_generation_tokens": made,
             "request_max_num_generation_tokens": made,
             "request_params_max_tokens": asked,
-            "request_params_n": np.ones_like(made),
             "request_num_preemptions": preempted,
             "request_prefill_kv_computed_tokens": prompt - cached,
             "e2e_request_latency_seconds": finished - arrival,
@@ -222,3 +221,4 @@ class Metrics:
         }
         for name, values in seen.items():
             self._by_request[name].observe_all(values)
+        self._by_request["request_params_n"].observe_all(column([1]), column([len(made)]))

@@ -40,20 +40,16 @@ class Plain:
         self.ends = [FAR_NS << ROW_BITS]  # a heap of (steps done at the end, row), and one that never comes
         self.left = 0  # prompt tokens that the last row begun has still to compute
         self.leaving: list[int] = []  # as in `skip`, but they stay empty
+        self.firsts: list[int] = []
         self.late: list[int] = []
-        self.cached: dict[int, int] = {}
-        self.preempted: dict[int, int] = {}
+        self.hits: list[int] = []
+        self.lost: list[int] = []
         self.mixed: list[int] = []  # see `books`
         self.quiet: list[int] = []
         memory = config.num_gpu_blocks - int(config.watermark * config.num_gpu_blocks)
         blocks = (memory - 1) // config.max_num_seqs  # that each who runs may hold, and memory never binds
         knows = engine.scheduler.kv.cache is not None and engine.scheduler.kv.cache.root.children
         self.longest = -1 if knows else min(config.max_model_len, blocks * config.block_size + 1)
-
-    @property
-    def silent(self) -> int:
-        """How many of the rows begun have no token yet: one at most."""
-        return int(self.left > 0)
 
     def advance(self, until_ns: int) -> bool:
         """Run until the first step that ends at `until_ns` or later; False if it is not plain."""
@@ -103,7 +99,8 @@ class Plain:
         self.columns.drop(rows)
         self.arrived -= rows
         self.begun -= rows
-        self.ends = [entry - rows for entry in self.ends]
+        self.ends = [entry - rows for entry in self.ends if entry >> ROW_BITS < FAR_NS]
+        self.ends.append(FAR_NS << ROW_BITS)
 
     def _run(self, until_ns: int) -> None:  # noqa: C901 - in one piece it is twice as fast
         cost, columns, heap = self.config.step_cost, self.columns, self.ends
@@ -135,7 +132,7 @@ class Plain:
                 took = fixed + per_seq * taking + per_token * (all_tokens - decoding - budget)
                 now += took
                 step += 1
-                mixed += (took, decoding, now, begun, left)
+                mixed += (took, decoding, now, begun, begun - 1 if left else begun)
                 decoding = len(heap) - 1
                 next_end = heap[0] >> ROW_BITS
             elif decoding:
@@ -147,7 +144,7 @@ class Plain:
                     steps = -(-within // took)
                 now += steps * took
                 step += steps
-                quiet += (took, 0, decoding, steps, now)
+                quiet += (decoding, steps, now)
             else:
                 now = min(until_ns, next_due)
                 continue

@@ -67,7 +67,11 @@ class PrefixCache:
         self.queue: deque[tuple[Node | None, list[int]]] = deque([(None, [0, blocks])])
         self.loose = 0  # blocks without text, given back behind all in the queue
         self.owed = 0  # blocks taken from the head of the queue, as soon as somebody asks what is in it
-        self.whole: dict[Segments, Lease] = {(): Lease(())}  # of texts held in full, as none always is
+        self.nothing = Lease(())  # what those hold who share no text; nobody counts them
+        self.nothing.holders = ENDLESS
+        self.absent = Lease(())  # in place of a text that is not
+        self.absent.tokens = ENDLESS
+        self.whole: dict[Segments, Lease] = {(): self.nothing}  # of texts held in full
 
     def hit(self, shared: Segments, own: Node | None, most: int) -> tuple[int, int]:
         """Leading blocks of a text that are in memory, `most` of them at most, and how many nobody holds.
@@ -75,10 +79,14 @@ class PrefixCache:
         The text opens with the segments `shared`; `own` is what its request left when it was preempted.
         """
         lease = self.whole.get(shared)
-        if lease is not None and own is None and lease.blocks <= most:
+        whole = lease is not None and lease.blocks <= most
+        if lease is not None and whole and own is None:
             return lease.blocks, 0
         if self.owed:
             self._pay()
+        if whole and own is not None:
+            blocks = min(own.top, most)
+            return blocks, blocks - own.start
         node: Node | None = self.root
         tokens = blocks = idle = 0
         for key in shared:
@@ -90,9 +98,7 @@ class PrefixCache:
                 node = None  # no block ends in it: nothing is missing yet
                 continue
             blocks = min(most, child.top)
-            for low, high in child.extents:
-                if low < blocks:
-                    idle += min(high, blocks) - low
+            idle += sum(min(high, blocks) - low for low, high in child.extents if low < blocks)
             if blocks < child.end:
                 return blocks, idle
             node = child
@@ -185,20 +191,23 @@ class PrefixCache:
 
     def _pay(self) -> None:
         queue, blocks = self.queue, self.owed
-        self._line_up()
         self.owed = 0
         while blocks > 0:
+            if not queue:
+                self._line_up()
             node, extent = queue[0]
             low, high = extent
-            taken = min(blocks, high - low)
-            blocks -= taken
-            extent[1] = high = high - taken
-            if node is not None and taken:
-                node.top = high
-            if high == low:
-                queue.popleft()
-                if node is not None and taken:
-                    del node.extents[0]
+            if high - low > blocks:
+                extent[1] = high = high - blocks
+                if node is not None:
+                    node.top = high
+                return
+            queue.popleft()
+            blocks -= high - low
+            if node is not None and low < high:
+                node.top = low
+                del node.extents[0]
+                if node.parent is not None:
                     _prune(node)
 
     def _let_go(self, node: Node, upto: int) -> int:

@@ -7,12 +7,15 @@ of the last row that runs: rows run, lose their blocks and come back in their or
 `scheduler` and `engine` make happen step by step, exactly.
 """
 
-from heapq import heappop, heappush
+from bisect import bisect_left, insort
 from math import isqrt
 
+from knee.core.requests import NEVER
 from knee.engine.batch import ROW_BITS, ROW_MASK, Batch, Redo
 from knee.engine.config import EngineConfig
 from knee.engine.hurry import hurry
+
+NEW: Redo = 0, NEVER, None
 
 
 def can_skip(config: EngineConfig) -> bool:
@@ -29,19 +32,20 @@ class Skip(Batch):
 
     def advance(self, until_ns: int) -> None:
         """Run until the first step that ends at `until_ns` or later."""
-        columns, waiting, running, ends = self.columns, self.waiting, self.running, self.ends
+        columns, running, ends = self.columns, self.running, self.ends
         columns.draw_until(until_ns)
+        self.watch()
         while self.now_ns < until_ns:
-            if not self.watched:
-                hurry(self, until_ns)
-                if self.now_ns >= until_ns:
-                    break
+            short = not self.watched and not self.left and hurry(self, until_ns)
+            if self.now_ns >= until_ns:
+                break
             if columns.due[self.arrived] <= self.now_ns:
                 self.arrive(self.now_ns)
-            joins = bool(waiting) and not self.blocked and len(running) < self.seats
-            moves = self.left or joins or self.leaving or self.incoming
+            waits = self.begun < self.queued or bool(self.again)
+            joins = waits and not self.blocked and len(running) < self.seats
+            moves = short or self.left or joins or self.leaving or self.queued < self.arrived
             if moves or (running and not self._decode(until_ns)):
-                self._step()
+                self._step(short)
             elif not running:
                 self.now_ns = min(until_ns, columns.due[self.arrived])
                 continue
@@ -58,7 +62,7 @@ class Skip(Batch):
         kv, cost, now_ns = self.kv, self.config.step_cost, self.now_ns
         done, decodes = self.steps, len(self.running)
         steps = (self.ends[0] >> ROW_BITS) - done
-        if decodes < self.config.max_num_seqs and not self.waiting:
+        if decodes < self.seats and self.begun == self.queued and not self.again:
             until_ns = min(until_ns, self.columns.due[self.arrived])
         longer_ns = cost.per_context_token_ns * decodes
         first_ns = cost.fixed_ns + cost.per_seq_ns * decodes
@@ -76,10 +80,10 @@ class Skip(Batch):
         kv.free -= growth
         self.pool.owed += growth
         self.steps = done + steps
-        self.now_ns = now_ns = now_ns + steps * first_ns
+        self.now_ns = now_ns + steps * first_ns + longer_ns * (steps * (steps - 1) // 2)
+        self.quiet += (decodes, steps, self.now_ns)
         if longer_ns:
-            self.now_ns = now_ns = now_ns + longer_ns * (steps * (steps - 1) // 2)
-        self.quiet += (first_ns, longer_ns, decodes, steps, now_ns)
+            self.firsts.append(first_ns)
         return True
 
     def _steps_that_fit(self, most: int) -> int:
@@ -93,17 +97,17 @@ class Skip(Batch):
                 low = middle
         return low
 
-    def _step(self) -> None:
-        """One step that is planned: with prefill in it, or for which there are too few blocks."""
+    def _step(self, lost: bool = False) -> None:
+        """One step that is planned: with prefill in it, or for which there are, or were, too few blocks."""
         kv, steps, config = self.kv, self.steps, self.config
         decodes = len(self.running)
         growth, chunk, context = self.residues[steps % self.size], 0, 0
         if self.left:
             chunk = min(self.left, config.max_num_batched_tokens - decodes)
             growth += self._chunk_growth(chunk)
-        lost = growth > kv.free
+        lost = lost or growth > kv.free
         while growth > kv.free:  # the last that runs loses its blocks
-            self._preempt()
+            self.preempt()
             decodes, chunk, growth = len(self.running), 0, self.residues[steps % self.size]
         kv.free -= growth
         self.pool.owed += growth
@@ -113,10 +117,10 @@ class Skip(Batch):
         if chunk:
             taking += 1
             context += self._compute(chunk)
-        if self.waiting and (not lost or not taking) and (kv.free >= self.lacking or not taking):
-            self.blocked, self.lacking = False, 0
-            budget, taking, context = self.admit(budget, taking, context)
-        if self.leaving or self.incoming:
+        if not taking or not (lost or (self.blocked and kv.free < self.lacking)):
+            self.blocked = False
+            budget, taking, context = self._admit(budget, taking, context)
+        if self.leaving or self.queued < self.arrived:
             self.catch_up()
             if not taking:
                 self._step()
@@ -131,7 +135,7 @@ class Skip(Batch):
             took_ns += cost.per_context_token_ns * context
         self.now_ns = now_ns = self.now_ns + took_ns
         self.steps = steps + 1
-        self.mixed += (took_ns, decodes, now_ns, self.begun, self.silent)
+        self.mixed += (took_ns, decodes, now_ns, self.begun, self.spoken)
 
     def _chunk_growth(self, chunk: int) -> int:
         have = self.target - self.left
@@ -141,88 +145,102 @@ class Skip(Batch):
         """Go on with the unfinished prefill; its context."""
         row, have = self.last_row, self.target - self.left
         self.left -= chunk
-        self.pool.extend(self.leases[row], have // self.size, (have + chunk) // self.size)
+        if row in self.leases:
+            self.pool.extend(self.leases[row], have // self.size, (have + chunk) // self.size)
         if not self.left:
             self._begin_to_decode(row)
         return have + chunk
 
-    def admit(self, budget: int, taking: int, context: int) -> tuple[int, int, int]:
+    def _admit(self, budget: int, taking: int, context: int) -> tuple[int, int, int]:
         """Let waiting rows join while `budget` tokens, seats and blocks last; what becomes of the sums."""
-        kv, size, waiting, pool = self.kv, self.size, self.waiting, self.pool
-        while budget and waiting and taking < self.seats - len(self.leaving):
-            row = waiting[0]
-            again, text = self.redo.get(row), self.columns.shared[row]
-            target, own = self.columns.prompt[row], None
-            if again is not None:
-                target, own = target + again.made, again.own
-            cached, idle = pool.hit(text, own, (target - 1) // size)
-            have = cached * size
-            after = min(target, have + budget)
-            needed = -(-after // size) - cached
-            kept = kv.watermark if taking or self.leaving else 0
-            reserved = -(-target // size) - cached if kv.reserve_full else needed
-            if reserved + idle + kept > kv.free:
-                most = own.top if own is not None else sum(segment[1] for segment in text) // size
-                self.blocked = True
-                self.lacking = reserved + cached - most + kept if kv.reserve_full else 0
+        while budget and (self.again or self.begun < self.queued) and not self.blocked:
+            if taking >= self.seats - len(self.leaving):
                 break
-            waiting.popleft()
-            if again is None:
-                self.begun += 1
-                self.silent = 1
-                if cached:
-                    self.cached[row] = have
-            else:
-                again.own = None
-            lease = self.leases[row] = pool.acquire(text, own, cached)
-            kv.free -= idle + needed
-            pool.owed += needed
-            pool.extend(lease, cached, after // size)
-            budget -= after - have
-            taking += 1
-            context += after
-            if after < target:
-                self.last_row, self.target, self.left = row, target, target - after
-            else:
-                self._begin_to_decode(row)
+            budget, taking, context = self.join(budget, taking, context)
         return budget, taking, context
+
+    def join(self, budget: int, taking: int, context: int) -> tuple[int, int, int]:
+        """Let the first row that waits join, unless it lacks blocks; what becomes of the sums."""
+        kv, size, pool, again, columns = self.kv, self.size, self.pool, self.again, self.columns
+        row, made, last_ns, own = self.begun, 0, NEVER, None
+        if again:
+            row = again[-1]
+            made, last_ns, own = self.redo[row]
+        text, target = columns.shared[row], columns.prompt[row] + made
+        cached, idle = pool.hit(text, own, (target - 1) // size)
+        have = cached * size
+        after = min(have + budget, target)
+        filled = -(-after // size)
+        needed = (-(-target // size) if kv.reserve_full else filled) - cached + idle
+        if taking or self.leaving:
+            needed += kv.watermark
+        if needed > kv.free:
+            # Who holds text of it may leave, and others lose it; it never needs fewer free blocks.
+            self.blocked, self.lacking = True, needed * kv.reserve_full
+            return budget, taking, context
+        if again:
+            again.pop()
+        else:
+            self.begin()
+            if cached:
+                self.hits += (row, have)
+        if text:
+            lease = self.leases[row] = pool.acquire(text, own, cached)
+            pool.extend(lease, cached, after // size)
+        elif own is not None:
+            pool.acquire(text, own, cached)
+        kv.free -= filled - cached + idle
+        pool.owed += filled - cached
+        if after < target:
+            self.last_row, self.target, self.left = row, target, target - after
+            if made:
+                self.redo[row] = made, last_ns, None
+        else:
+            self._begin_to_decode(row)
+        return budget + have - after, taking + 1, context + after
 
     def _begin_to_decode(self, row: int) -> None:
         """Its prefill is complete: with this step it gets its first token, or the next one."""
         columns = self.columns
-        output, again = columns.output[row], self.redo.pop(row, None) if self.redo else None
+        output = columns.output[row]
         end = self.steps + output
-        if again is not None and again.made:
-            end -= again.made
-            self.late += (again.last_ns, len(self.mixed) // 5)
+        made, last_ns, _ = self.redo.pop(row, NEW)
+        if made:
+            end -= made
+            self.late += (last_ns, len(self.mixed) // 5)
         else:
-            self.silent = 0
+            self.spoken = self.begun
             self.spoken_tokens += columns.prompt[row]
         self.running[row] = end
-        heappush(self.ends, (end << ROW_BITS) + row)
+        insort(self.ends, (end << ROW_BITS) + row)
         offset = columns.prompt[row] + output - 1 - end
         self.context += offset
         self.residues[-offset % self.size] += 1
 
-    def _preempt(self) -> None:
+    def preempt(self) -> None:
         """The last row that runs loses its seat and its blocks; it starts over when it is its turn again."""
         columns = self.columns
         if self.left:
-            row, tokens = self.last_row, self.target - self.left
-            again = self.redo.setdefault(row, Redo())
+            row, target, tokens = self.last_row, self.target, self.target - self.left
+            made, last_ns, _ = self.redo.get(row, NEW)
             self.left = 0
         else:
             row, end = self.running.popitem()
-            again = self.redo[row] = Redo()
-            again.made, again.last_ns = columns.output[row] - (end - self.steps), self.now_ns
-            tokens = columns.prompt[row] + again.made - 1
+            made, last_ns = columns.output[row] - (end - self.steps), self.now_ns
+            target = columns.prompt[row] + made
+            tokens = target - 1
             self.context -= tokens - self.steps
             self.residues[(self.steps - tokens) % self.size] -= 1
-        again.own = self.release(row, tokens, again=True)
-        self.waiting.appendleft(row)
-        self.preempted[row] = self.preempted.get(row, 0) + 1
-        self.metrics.preemptions += 1
-        self.blocked, self.lacking = False, 0
+            del self.ends[bisect_left(self.ends, (end << ROW_BITS) + row)]
+        lease, blocks = self.leases.pop(row, self.pool.nothing), -(-tokens // self.size)
+        freed, own = self.pool.release(lease, blocks, tokens // self.size, self.caching)
+        self.kv.free += freed
+        self.redo[row] = made, last_ns, own
+        self.again.append(row)
+        self.lost.append(row)
+        # It cannot come back before what it gave is free, unless its text is held twice.
+        self.blocked = self.kv.reserve_full and not lease.copying
+        self.lacking = freed - blocks - (-target // self.size)
 
     def end(self) -> None:
         """Rows have all their tokens: their seats and blocks are free, with async scheduling a step later."""
@@ -230,9 +248,7 @@ class Skip(Batch):
         kv, pool, leases, ahead = self.kv, self.pool, self.leases, self.config.async_scheduling
         done: list[int] = []
         while ends[0] >> ROW_BITS <= steps:
-            row = heappop(ends) & ROW_MASK
-            if running.get(row) != steps:  # it was preempted since
-                continue
+            row = ends.pop(0) & ROW_MASK
             del running[row]
             tokens = columns.prompt[row] + columns.output[row] - 1
             self.residues[(steps - tokens) % size] -= 1
@@ -243,7 +259,7 @@ class Skip(Batch):
                 if ahead:
                     self.leaving.append(row)
                     continue
-            lease = leases.pop(row)
+            lease = leases.pop(row, pool.nothing)
             if lease.holders > 1:
                 lease.holders -= 1
                 blocks = -(-tokens // size) - lease.blocks
@@ -251,15 +267,12 @@ class Skip(Batch):
                 pool.loose += blocks
             else:
                 kv.free += pool.release(lease, -(-tokens // size), tokens // size)[0]
-        if not done:
-            return
         if self.blocked and (kv.free >= self.lacking or not running):
             self.blocked = False
-        if ahead and not (running or self.left or self.waiting or self.incoming):
+        if ahead and not (running or self.left or self.behind()):
             self.catch_up()
         columns.ended(done, self.now_ns)
-        if columns.longest > self.longest:
-            self.watched = True
+        self.watch()
 
 
 def steps_within(first_ns: int, longer_ns: int, within_ns: int) -> int:
