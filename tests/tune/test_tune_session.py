@@ -80,6 +80,23 @@ def test_the_cap_is_moved_and_the_knee_rises(whole: tuple[Path, Outcome, Countin
     assert all(len(names) == 1 for names in changed), changed
 
 
+def test_exploring_tries_pairs_too_and_ends_no_lower(
+    whole: tuple[Path, Outcome, Counting], tmp_path: Path
+) -> None:
+    spend = msgspec.structs.replace(CONFIG.spend, trials=len(whole[1].entries) + 1)
+    config = msgspec.structs.replace(CONFIG, explore=True, spend=spend)
+    outcome = session(tmp_path / "session", config)
+    tried = [entry for entry in outcome.entries if entry.trial.purpose == "pair"]
+    assert len(tried) == 1
+    for entry in tried:
+        assert entry.trial.move is not None
+        assert len(entry.trial.move.changes) == 2
+    assert outcome.gain is not None
+    assert whole[1].gain is not None
+    assert outcome.gain > 0.95 * whole[1].gain  # another schedule of the confirmation
+    assert outcome.entries[-1].trial.purpose == "confirm"
+
+
 def test_it_leaves_a_lock_limits_and_the_engines_own_flags(whole: tuple[Path, Outcome, Counting]) -> None:
     _, outcome, _ = whole
     lock = read_lock(Path(outcome.lock))
