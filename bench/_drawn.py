@@ -120,13 +120,13 @@ def _slo(rng: np.random.Generator, config: EngineConfig, workload: Workload, see
 
 
 def true_knee(server: Server, guess: float, seed: int = TRUTH_SEED) -> LongRun:
-    """The knee from long runs: up to 1.2 million requests where only seats and tokens bind, else 90,000."""
+    """The knee from long runs: up to 1.2 million requests where only seats and tokens bind, else 240,000."""
     model = Model(config=server.config, fit=NO_FIT)
 
     def shares(requests: int) -> Shares:
         return long_run_shares(model, server.workload, server.slo, requests, seed)
 
     found = long_run_knee(shares(30_000), server.slo, guess)
-    most = 40.0 if is_plain(server.config) and server.config.num_gpu_blocks > 1 << 20 else 3.0
-    requests = round(30_000 * min(most, (found.error / 0.0025) ** 2))
-    return sharpen(found, shares(requests), server.slo) if requests > 40_000 else found
+    plain = is_plain(server.config) and server.config.num_gpu_blocks > 1 << 20
+    most = 1_200_000 if plain else 240_000
+    return sharpen(found, shares, server.slo, first=30_000, most=most, error=0.0025)

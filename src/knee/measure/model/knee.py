@@ -8,8 +8,8 @@ from knee.measure.model.replay import Model
 from knee.workload.spec import Workload
 
 FIRST_REQUESTS = 12_000
-MOST, MOST_PLAIN = 4.0, 40.0
-"""How many times as many requests the last long run may have; the plain engine is that much faster."""
+MOST, MOST_PLAIN = 96_000, 480_000
+"""Requests of the last long run; the plain engine is that much faster."""
 
 
 def model_shares(model: Model, workload: Workload, slo: Slo, requests: int) -> Shares:
@@ -25,11 +25,11 @@ def model_knee(model: Model, workload: Workload, slo: Slo, guess: float, error: 
     except ValueError:
         return None
     roomy = model.config.kv_tokens >= model.config.max_num_seqs * model.config.max_model_len
-    plain = roomy and is_plain(model.config)
-    requests = round(FIRST_REQUESTS * min(MOST_PLAIN if plain else MOST, (found.error / error) ** 2))
-    if requests <= 1.5 * FIRST_REQUESTS:
-        return found
-    try:
-        return sharpen(found, model_shares(model, workload, slo, requests), slo)
-    except ValueError:  # a longer run of a queue that hardly forgets may lie too far from the shorter one
-        return found
+    return sharpen(
+        found,
+        lambda requests: model_shares(model, workload, slo, requests),
+        slo,
+        first=FIRST_REQUESTS,
+        most=MOST_PLAIN if roomy and is_plain(model.config) else MOST,
+        error=error,
+    )
