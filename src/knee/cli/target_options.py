@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 UrlArgument = Annotated[str, typer.Argument(help="The server, or its router: http://127.0.0.1:8000.")]
 ModelOption = Annotated[str, typer.Option(help="Model to ask; the first one served when left out.")]
-EndpointOption = Annotated[Literal["completions", "chat"], typer.Option(help="What to call.")]
+EndpointOption = Annotated[Literal["completions", "chat", "responses"], typer.Option(help="What to call.")]
 StreamOption = Annotated[bool, typer.Option(help="Stream, or wait for whole answers.")]
 AnswersOption = Annotated[int, typer.Option("--n", help="Answers asked for per prompt.")]
 BodyOption = Annotated[list[str] | None, typer.Option(help="A further field of the request: NAME=JSON.")]
@@ -45,7 +45,7 @@ def connection_from(
     url: str,
     *,
     model: str = "",
-    endpoint: Literal["completions", "chat"] = "completions",
+    endpoint: Literal["completions", "chat", "responses"] = "completions",
     stream: bool = True,
     n: int = 1,
     body: list[str] | None = None,

@@ -219,8 +219,7 @@ class LiveTarget:
             Pool(connection.origin, clock, connection.timeouts),
             clock,
             clock.monotonic_ns() + HEAD_START_NS,
-            stream=connection.ask.stream,
-            answers=connection.ask.n,
+            ask=connection.ask,
             record=record,
         )
 

@@ -10,10 +10,12 @@ from knee.core.requests import FAILED, NEVER, OK, OUTCOMES, Ints, Observed, Requ
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.http1.pool import Pool
 from knee.measure.client.books import Books
+from knee.measure.client.endpoints import Ask
 from knee.measure.client.exchange import StreamExchange
 from knee.measure.client.health import health_of
 from knee.measure.client.pacing import Waker
 from knee.measure.client.ready import WHOLE, Due, Part
+from knee.measure.client.responses import tally_of
 from knee.measure.target import ClientHealth, Offer, Stop
 
 AHEAD = 64
@@ -46,8 +48,7 @@ class Load:
         clock: Clock,
         start_ns: int,
         *,
-        stream: bool = True,
-        answers: int = 1,
+        ask: Ask,
         record: bool = False,
         part: Part = WHOLE,
     ) -> None:
@@ -56,8 +57,9 @@ class Load:
         self._pool = pool
         self._clock = clock
         self.start_ns = start_ns
-        self._stream = stream
-        self._answers = answers
+        self._stream = ask.stream
+        self._answers = ask.n
+        self._tally = tally_of(ask.endpoint)
         self._record = record
         self._clients = None if offer.max_concurrency is None else part.clients(offer.max_concurrency)
         self._alone = part.count == 1
@@ -194,7 +196,9 @@ class Load:
         if self._offer.warmup_ns <= due_ns < self._window_end_ns:
             self._measured_open += 1
         self.dispatch_lag_ns.append(self._now_ns() - due_ns)
-        exchange = StreamExchange(self.books, index, self.start_ns, self._stream, self._on_end)
+        exchange = StreamExchange(
+            self.books, index, self.start_ns, self._stream, self._on_end, tally=self._tally
+        )
         self._under_way[index] = exchange
         self._numbers[index] = due.number
         self._pool.start(exchange, due.request)

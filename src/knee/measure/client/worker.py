@@ -156,8 +156,7 @@ async def serve() -> None:
         Pool(job.origin, clock, job.timeouts),
         clock,
         order.start_ns,
-        stream=job.ask.stream,
-        answers=job.ask.n,
+        ask=job.ask,
         record=job.record,
         part=job.part,
     )
