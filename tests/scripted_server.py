@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -202,17 +203,20 @@ def steady(first_s: float, gap_s: float) -> Script:
 
 @contextlib.contextmanager
 def scripted(
-    script: Script, answers: dict[str, tuple[int, Any]] | None = None, kind: type[Scripted] = Scripted
+    script: Script,
+    answers: dict[str, tuple[int, Any]] | None = None,
+    kind: type[Scripted] = Scripted,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[Scripted]:
-    """The server on a free port, in a thread of its own."""
+    """The server on a free port, in a thread of its own; over https with `tls`."""
     state = kind(script, answers or {})
     loop = new_event_loop()
     ready = threading.Event()
     over = asyncio.Event()
 
     async def serve() -> None:
-        server = await asyncio.start_server(state.connected, "127.0.0.1", 0, backlog=1024)
-        state.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server = await asyncio.start_server(state.connected, "127.0.0.1", 0, backlog=1024, ssl=tls)
+        state.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         ready.set()
         await over.wait()
         server.close()

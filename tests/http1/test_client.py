@@ -1,12 +1,12 @@
 import asyncio
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from tests.certificate import self_signed
 from tests.raw_server import answering, read_request, serving
 
 from knee.core.errors import TargetError, UsageError
@@ -170,14 +170,7 @@ def test_cancelling_a_request_ends_it() -> None:
 
 
 def test_tls(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-        f" -keyout {key} -out {certificate} -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context, certificate = self_signed(tmp_path)
 
     def handle(connection: socket.socket, number: int) -> None:  # noqa: ARG001
         with context.wrap_socket(connection, server_side=True) as secure:
