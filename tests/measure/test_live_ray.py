@@ -143,7 +143,9 @@ def test_two_ray_nodes_carry_one_load(
         assert run(["bench", server.url, *SHORT, "--ray", address, "--json"]) in (0, 1)
         point = msgspec.json.decode(capsys.readouterr().out, type=Point)
         assert point.offered == point.ok + point.failed + point.rejected + point.censored > 10
-        assert any(note.startswith("2 workers on 2 Ray nodes, whose clocks") for note in point.notes)
+        assert any(
+            note.startswith("2 workers on 2 Ray nodes, clocks known to within ") for note in point.notes
+        )
         refused(
             capsys, [server.url, "--workers", "3", "--ray", address], "3 workers on a Ray cluster of 2 cores"
         )
@@ -200,8 +202,9 @@ def test_what_listens_is_no_cluster() -> None:
         held.set()
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith(f"knee: no Ray cluster at {address}: no answer within 2 s\n")
-    assert done.stderr.count("\n") == 2
+    ours = done.stderr.splitlines()[-2:]  # after warnings of Ray's own
+    assert ours[0] == f"knee: no Ray cluster at {address}: no answer within 2 s"
+    assert ours[1].startswith("  hint: ")
 
 
 def test_every_node_has_a_worker_before_any_has_two() -> None:

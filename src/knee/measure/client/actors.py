@@ -5,7 +5,6 @@ here, and carries messages (`relay`), so that Ray's threads share neither interp
 """
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -114,7 +113,6 @@ def _imported() -> Any:
     Raises:
         UsageError: it is not installed.
     """
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # our own line says what is wrong
     try:
         import ray  # noqa: PLC0415 - an optional extra, and half a second of imports
         import ray.exceptions  # noqa: PLC0415

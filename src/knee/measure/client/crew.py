@@ -183,5 +183,9 @@ def _placed(lines: Sequence[Line]) -> tuple[str, ...]:
     if not places:
         return ()
     unsure_ms = max(line.unsure_ns for line in lines) / NS_PER_MS
-    nodes = f"{len(places)} Ray node" + "s" * (len(places) > 1)
-    return (f"{len(lines)} workers on {nodes}, whose clocks are known to within {unsure_ms:.2g} ms",)
+    here = f"{_several(len(lines), 'worker')} on {_several(len(places), 'Ray node')}"
+    return (f"{here}, clocks known to within {unsure_ms:.2g} ms",)
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}" + "s" * (count != 1)

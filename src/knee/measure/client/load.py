@@ -36,8 +36,8 @@ AFTER_FAILURE_S = 0.1
 class Load:
     """One point's load, run inside an event loop: `await run()`; look at `books` at any time.
 
-    With `record`, every finished request is kept for `take_finished` as well. One `part` of several is
-    stopped from outside.
+    With `record`, every finished request is kept for `take_finished` as well. With `part`, it belongs to a
+    crew: what ended is kept for `take_closed`, and it goes on until it is stopped from outside.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Load:
         *,
         ask: Ask,
         record: bool = False,
-        part: Part = WHOLE,
+        part: Part | None = None,
     ) -> None:
         self._offer = offer
         self._requests = requests
@@ -61,8 +61,9 @@ class Load:
         self._answers = ask.n
         self._tally = tally_of(ask.endpoint)
         self._record = record
-        self._clients = None if offer.max_concurrency is None else part.clients(offer.max_concurrency)
-        self._alone = part.count == 1
+        clients = offer.max_concurrency
+        self._clients = None if clients is None else (part or WHOLE).clients(clients)
+        self._alone = part is None
         self._window_end_ns = offer.warmup_ns + offer.window_ns
         self._ready: deque[Due] = deque()
         self._under_way: dict[int, StreamExchange] = {}
@@ -124,7 +125,7 @@ class Load:
         return self.books.freeze(self._now_ns() if self.end_of_load_ns == NEVER else self.end_of_load_ns)
 
     def take_closed(self) -> Ints:
-        """The entries of requests that ended since the last call; only one part of several keeps them."""
+        """The entries of requests that ended since the last call; only a part of a crew keeps them."""
         closed, self._closed = self._closed, []
         return self.books.rows(closed)
 
