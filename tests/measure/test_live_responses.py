@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from knee.measure.client.exchange import StreamExchange
 from knee.measure.client.responses import ResponsesTally
 
 ASK = Ask(model="", endpoint="responses")
+REAL = Path(__file__).parents[1] / "data" / "real-0.32"
 USAGE = {"input_tokens": 10, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 6}
 SHORT = ["--prompt", "40", "--output", "4", "--duration", "500ms", "--warmup", "100ms", "--rate", "40"]
 
@@ -61,6 +63,23 @@ def test_a_stream_is_booked_by_its_deltas_and_its_usage(cut: int) -> None:
     assert (books.prompt_tokens[0], books.output_tokens[0], books.cached_tokens) == (10, 6, 4)
     gaps = books.observed(0).gaps
     assert (gaps.ns.tolist(), gaps.count.tolist()) == ([10 * MS, 5 * MS], [2, 2])  # two tokens a chunk
+
+
+def test_answers_of_vllm() -> None:
+    """Six tokens in five chunks, cut off by max_output_tokens: as recorded from vLLM 0.32.0."""
+    books = Books()
+    exchange = StreamExchange(books, books.offer(0, 19, 6), 0, True, lambda _: None, tally=ResponsesTally)
+    exchange.sent(1 * MS)
+    exchange.head(2 * MS, 200, SSE_HEADERS)
+    events = (REAL / "responses.sse").read_bytes().split(b"\n\n")[:-1]
+    for number, event in enumerate(events, 1):
+        exchange.body(10 * MS * number, event + b"\n\n")
+    exchange.end(500 * MS)
+    assert (books.outcome[0], books.prompt_tokens[0], books.output_tokens[0]) == (OK, 19, 6)
+    assert books.first_ns[0] == 50 * MS  # after four events that open the answer
+    assert books.last_ns[0] == 90 * MS
+    books, cause = entered(json.loads((REAL / "responses.json").read_bytes()), stream=False)
+    assert (cause, books.prompt_tokens[0], books.output_tokens[0]) == ("", 19, 6)
 
 
 @pytest.mark.parametrize("kind", ["response.reasoning_text.delta", "response.function_call_arguments.delta"])
