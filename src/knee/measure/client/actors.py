@@ -19,7 +19,7 @@ from knee.measure.client.line import END_S, Hire, Line, WorkerLost
 from knee.measure.client.relay import Relay
 
 REACH_S = 5.0
-JOIN_S = 30.0
+JOIN_S = 60.0
 """How long the cluster may take to let us in, and again to place all actors."""
 LOOKS = 12
 """How often a worker's clock is asked for; the answer that came fastest counts."""
@@ -84,7 +84,7 @@ class RayLine:
             took_ns = now_ns() - asked_ns
             if took_ns < fastest_ns:
                 fastest_ns, self.ahead_ns = took_ns, theirs_ns - asked_ns - took_ns // 2
-        self.unsure_ns = fastest_ns // 2
+        self.unsure_ns = (fastest_ns + 1) // 2
 
     def send(self, message: bytes) -> None:
         """As `Line.send`."""
