@@ -1,5 +1,6 @@
 """Load workers on a Ray cluster: one schedule, one set of books; a clear line where there is no cluster."""
 
+import gc
 import os
 import socket
 import subprocess
@@ -68,6 +69,7 @@ def two_nodes() -> Iterator[str]:
         yield str(cluster.address)
     finally:
         cluster.shutdown()
+        gc.collect()  # here, where warnings of Ray's are no errors
     until_s = time.monotonic() + 15
     while running(session) and time.monotonic() < until_s:
         time.sleep(0.2)
