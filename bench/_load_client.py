@@ -4,15 +4,13 @@ import asyncio
 import json
 import os
 import resource
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from bench._load_peers import PEERS
 
 
 def knee_client(asked: dict[str, Any]) -> dict[str, Any]:
@@ -133,44 +131,6 @@ def aiohttp_client(asked: dict[str, Any]) -> dict[str, Any]:
     return {"cpu_ms": cpu_s / len(due_s) * 1e3, "core": cpu_s / wall_s, "ok": len(stamps)}
 
 
-def vllm_program() -> str | None:
-    """The `vllm` program: of the virtual environment that VLLM_HOME names, or on the PATH."""
-    home = os.environ.get("VLLM_HOME")
-    return shutil.which("vllm", path=str(Path(home) / "bin") if home else None)
-
-
-def vllm_client(asked: dict[str, Any]) -> dict[str, Any]:
-    """`vllm bench serve` with its defaults, at the same rate and lengths.
-
-    What the program costs before its first request is taken off: the CPU of a run of a few requests.
-    """
-    few, prompts = 10, int(asked["rate"] * asked["seconds"])
-    base_s, _ = _vllm_run(asked, few)
-    cpu_s, result = _vllm_run(asked, prompts)
-    return {
-        "cpu_ms": (cpu_s - base_s) / (prompts - few) * 1e3,
-        "ttft_p99_ms": result["p99_ttft_ms"],
-        "ok": result["completed"],
-    }
-
-
-def _vllm_run(asked: dict[str, Any], prompts: int) -> tuple[float, dict[str, Any]]:
-    """CPU seconds and result of one run; VLLM_TOKENIZER is a folder with any tokenizer, to make prompts."""
-    with tempfile.TemporaryDirectory() as folder:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = (
-            f"{vllm_program()} bench serve --backend openai --base-url {asked['url']}"
-            f" --endpoint /v1/completions --model truth --tokenizer {os.environ['VLLM_TOKENIZER']}"
-            f" --dataset-name random --random-input-len 32 --random-output-len {asked['chunks']}"
-            f" --ignore-eos --request-rate {asked['rate']} --num-prompts {prompts}"
-            f" --save-result --result-dir {folder} --result-filename r.json"
-        )
-        subprocess.run(command.split(), check=True, capture_output=True, timeout=300)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        result: dict[str, Any] = json.loads((Path(folder) / "r.json").read_text())
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, result
-
-
 def memory_client(asked: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - every client takes the same
     """A million streams of 20 chunks entered in the books, without a network."""
     from bench._truth_server import PREFIX, SUFFIX
@@ -200,7 +160,7 @@ def memory_client(asked: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - ev
     return {"rss_mb": peak_kb / 1024, "us_per_chunk": cpu_s / n / 20 * 1e6}
 
 
-CLIENTS = {"knee": knee_client, "aiohttp": aiohttp_client, "vllm": vllm_client, "memory": memory_client}
+CLIENTS = {"knee": knee_client, "aiohttp": aiohttp_client, "memory": memory_client, **PEERS}
 
 
 def main() -> None:

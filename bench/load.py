@@ -12,13 +12,15 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bench._load_client import vllm_program
+from bench._load_peers import installed
 from bench.figure import Figure
 
 CHUNKS = 20
 TTFT_MS, GAP_MS = 50.0, 10.0
 SECONDS = 8.0
 TURNS = 3
+PEER_ROWS = (("vllm", "vllm bench serve", (300, 1_000)), ("aiperf", "AIPerf", (300,)))
+"""Program, name, and the rates at which it is measured."""
 
 
 def run() -> Iterator[Figure]:
@@ -100,17 +102,18 @@ def memory() -> Iterator[Figure]:
 
 def peers() -> Iterator[Figure]:
     """The same rows from tools that are installed; that one is not is said on stderr."""
-    if vllm_program() is None or "VLLM_TOKENIZER" not in os.environ:
-        sys.stderr.write(
-            "load: no rows of `vllm bench serve`: that wants vllm in VLLM_HOME or on PATH,"
-            " and a folder with a tokenizer in VLLM_TOKENIZER\n"
-        )
-        return
-    for rate in (300, 1_000):
-        seen = measure("vllm", rate=rate)
-        yield figure(f"vllm bench serve: CPU per stream, {rate}/s", seen["cpu_ms"], "ms")
-        yield figure(f"vllm bench serve: TTFT p99, {rate}/s", seen["ttft_p99_ms"], "ms")
-        yield figure(f"vllm bench serve: true TTFT p99, {rate}/s", seen["true"]["ttft_p99_ms"], "ms")
+    for name, title, rates in PEER_ROWS:
+        if not installed(name):
+            sys.stderr.write(
+                f"load: no rows of {title}: that wants {name} in {name.upper()}_HOME or on PATH,"
+                " and a tokenizer in VLLM_TOKENIZER or VLLM_HOME/tiny\n"
+            )
+            continue
+        for rate in rates:
+            seen = measure(name, rate=rate)
+            yield figure(f"{title}: CPU per stream, {rate}/s", seen["cpu_ms"], "ms")
+            yield figure(f"{title}: TTFT p99, {rate}/s", seen["ttft_p99_ms"], "ms")
+            yield figure(f"{title}: true TTFT p99, {rate}/s", seen["true"]["ttft_p99_ms"], "ms")
 
 
 def middle(values: Iterable[float]) -> float:

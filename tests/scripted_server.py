@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -29,7 +30,15 @@ class Call:
 
     @property
     def prompt(self) -> str:
-        return str(self.body["prompt"] if "prompt" in self.body else self.body["messages"][0]["content"])
+        for name in ("prompt", "input"):
+            if name in self.body:
+                return str(self.body[name])
+        return str(self.body["messages"][0]["content"])
+
+    @property
+    def asked(self) -> int:
+        """The tokens asked for."""
+        return int(self.body.get("max_tokens") or self.body["max_output_tokens"])
 
     @property
     def prompt_tokens(self) -> int:
@@ -80,8 +89,9 @@ class Scripted:
             writer.write(plain(200, json.dumps({"count": len(text.split()) + 3}).encode()))
         elif path.startswith("/v1/") and body is not None:
             call = Call(path, headers, body, len(self.calls))
-            if body.get("max_tokens") == 1 and "hello" in call.prompt:  # the preflight's question
-                writer.write(b"".join([piece async for piece in tokens(call, 0, 0)]))
+            if call.asked == 1 and "hello" in call.prompt:  # the preflight's question
+                say = response_tokens if path.endswith("/responses") else tokens
+                writer.write(b"".join([piece async for piece in say(call, 0, 0)]))
                 return True
             self.calls.append(call)
             async for piece in self.script(call):
@@ -141,7 +151,7 @@ def usage_event(prompt: int, completion: int) -> bytes:
 
 async def tokens(call: Call, first_s: float, gap_s: float) -> AsyncIterator[bytes]:
     """The tokens asked for, the first after `first_s`, the others `gap_s` apart."""
-    n = call.body["max_tokens"]
+    n = call.asked
     options = call.body.get("stream_options") or {}
     start = asyncio.get_running_loop().time()
     if not call.body.get("stream"):
@@ -158,6 +168,34 @@ async def tokens(call: Call, first_s: float, gap_s: float) -> AsyncIterator[byte
     yield END
 
 
+async def response_tokens(call: Call, first_s: float, gap_s: float) -> AsyncIterator[bytes]:
+    """The same in the events of `/v1/responses`."""
+    n, text = call.asked, "a" * call.asked
+    usage = {
+        "input_tokens": call.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 2},
+        "output_tokens": n,
+    }
+    output = [{"type": "message", "content": [{"type": "output_text", "text": text}]}]
+    whole = {"object": "response", "status": "completed", "output": output, "usage": usage}
+    if not call.body.get("stream"):
+        await asyncio.sleep(first_s + gap_s * (n - 1))
+        yield plain(200, json.dumps(whole).encode())
+        return
+    yield SSE
+    yield typed_event("response.created", response={**whole, "status": "in_progress", "usage": None})
+    for i in range(n):
+        await asyncio.sleep(gap_s if i else first_s)
+        yield typed_event("response.output_text.delta", delta="a")
+    yield typed_event("response.output_text.done", text=text)
+    yield typed_event("response.completed", response=whole) + chunk(b"")
+
+
+def typed_event(kind: str, **fields: Any) -> bytes:
+    """An event of `/v1/responses` as a chunk."""
+    return chunk(f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode())
+
+
 def steady(first_s: float, gap_s: float) -> Script:
     """Every request alike."""
     return lambda call: tokens(call, first_s, gap_s)
@@ -165,17 +203,20 @@ def steady(first_s: float, gap_s: float) -> Script:
 
 @contextlib.contextmanager
 def scripted(
-    script: Script, answers: dict[str, tuple[int, Any]] | None = None, kind: type[Scripted] = Scripted
+    script: Script,
+    answers: dict[str, tuple[int, Any]] | None = None,
+    kind: type[Scripted] = Scripted,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[Scripted]:
-    """The server on a free port, in a thread of its own."""
+    """The server on a free port, in a thread of its own; over https with `tls`."""
     state = kind(script, answers or {})
     loop = new_event_loop()
     ready = threading.Event()
     over = asyncio.Event()
 
     async def serve() -> None:
-        server = await asyncio.start_server(state.connected, "127.0.0.1", 0, backlog=1024)
-        state.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server = await asyncio.start_server(state.connected, "127.0.0.1", 0, backlog=1024, ssl=tls)
+        state.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         ready.set()
         await over.wait()
         server.close()

@@ -95,6 +95,12 @@ def test_only_http1_opens_sockets() -> None:
     assert not found, found
 
 
+def test_no_cancel_is_swallowed() -> None:
+    """asyncio.wait_for does so before Python 3.12 where what it waits for ends at the same time."""
+    found = [name_of(path) for path in sources("src") if "asyncio.wait_for(" in path.read_text()]
+    assert not found, f"asyncio.timeout() instead of asyncio.wait_for(): {found}"
+
+
 def test_nothing_is_left_undone() -> None:
     marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
     found = [

@@ -1,16 +1,16 @@
 import asyncio
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from tests.certificate import self_signed
 from tests.raw_server import answering, read_request, serving
 
 from knee.core.errors import TargetError, UsageError
-from knee.http1.client import Client, fetch, private_loop, request_bytes
+from knee.http1.client import Client, _Collected, fetch, private_loop, request_bytes
 from knee.http1.failure import HttpError
 from knee.http1.origin import parse_origin
 
@@ -169,15 +169,30 @@ def test_cancelling_a_request_ends_it() -> None:
         assert closed.wait(2)
 
 
+def test_a_cancel_is_heard_though_the_answer_has_just_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else whoever asks in a loop, as the scraper does, goes on for ever after it was stopped."""
+    asking: list[asyncio.Task[object]] = []
+    plain = _Collected.end
+
+    def end(self: _Collected, now_ns: int) -> None:
+        plain(self, now_ns)
+        asking[0].cancel()
+
+    monkeypatch.setattr(_Collected, "end", end)
+
+    async def cancelled(url: str) -> None:
+        client = Client(url)
+        asking.append(asyncio.ensure_future(client.request("/")))
+        with pytest.raises(asyncio.CancelledError):
+            await asking[0]
+        client.close()
+
+    with serving(answering(OK + b"ok")) as url, private_loop() as loop:
+        loop.run_until_complete(cancelled(url))
+
+
 def test_tls(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-        f" -keyout {key} -out {certificate} -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context, certificate = self_signed(tmp_path)
 
     def handle(connection: socket.socket, number: int) -> None:  # noqa: ARG001
         with context.wrap_socket(connection, server_side=True) as secure:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from knee.core.point import Point
+    from knee.measure.client.line import Hire
     from knee.measure.client.live import Connection, LiveTarget
     from knee.measure.target import Offer
 
@@ -54,7 +55,8 @@ def bench(
     api_key_file: to.KeyOption = None,
     metrics: to.MetricsOption = None,
     timeout: to.TimeoutOption = "10m",
-    workers: to.WorkersOption = 1,
+    workers: to.WorkersOption = None,
+    ray: to.RayOption = "",
     realtime: to.RealtimeOption = False,
     out: Annotated[Path | None, typer.Option(help="Run directory to write.")] = None,
     save_result: Annotated[
@@ -73,17 +75,18 @@ def bench(
         url, model=model, endpoint=endpoint, stream=stream, n=n, body=body, headers=header,
         key_file=api_key_file, metrics=metrics, timeout=timeout, realtime=realtime,
     )  # fmt: skip
-    return run_bench(
-        connection, offer, parse_slo(slo) if slo else Slo(()), Settings(out, save_result, workers, as_json)
-    )
+    objectives = parse_slo(slo) if slo else Slo(())
+    with to.workers_from(workers, ray) as (count, hire):
+        return run_bench(connection, offer, objectives, Settings(out, save_result, count, hire, as_json))
 
 
 class Settings(NamedTuple):
-    """Where results go, and how many processes send."""
+    """Where results go, and how many workers send, started by `hire` where that is not on this machine."""
 
     out: Path | None
     save_result: Path | None
     workers: int
+    hire: "Hire | None"
     as_json: bool
 
 
@@ -93,7 +96,7 @@ def run_bench(connection: "Connection", offer: "Offer", slo: Slo, settings: Sett
     from knee.measure.client.live import connect
     from knee.measure.single import measure_point
 
-    target = connect(connection, workers=settings.workers)
+    target = connect(connection, workers=settings.workers, hire=settings.hire)
     for note in target.notes:
         log(f"note: {note}")
     with progress_line(offer) as target.progress:

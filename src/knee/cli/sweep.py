@@ -50,7 +50,8 @@ def sweep(
     api_key_file: to.KeyOption = None,
     metrics: to.MetricsOption = None,
     timeout: to.TimeoutOption = "10m",
-    workers: to.WorkersOption = 1,
+    workers: to.WorkersOption = None,
+    ray: to.RayOption = "",
     realtime: to.RealtimeOption = False,
     server_log: Annotated[
         Path | None, typer.Option(help="The server's start-up log: its flags tell the diagnosis more.")
@@ -94,25 +95,26 @@ def sweep(
     if resume is not None:
         open_run(resume)
     known = _flags_in(server_log)
-    target = connect(connection, workers=workers)
-    target.flags = known
-    kept: list[tuple[Measured, Point]] = []
-    if resume is not None:
-        spec, objectives, seed, kept = _reopen_run(resume, target)
-        run = resume
-    else:
-        run = _open_run(out, target, spec, objectives, seed)
-    log(f"run directory: {run}" + (f", {len(kept)} points kept" if kept else ""))
-    log(plan_line(budget, clients, offers))
-    search = Search(
-        spec, objectives, seed=seed, budget=budget, clients=clients, flags=target.describe().flags
-    )
-    recorder = Recorder(make_point=live_point, run=run, tell=tell, told=told)
-    if offers:
-        found = sweep_offers(target, offers, objectives, recorder)
-    else:
-        found = search_knee(target, search, recorder, kept)
-    return _conclude(found, target, objectives, run, as_json)
+    with to.workers_from(workers, ray) as (count, hire):
+        target = connect(connection, workers=count, hire=hire)
+        target.flags = known
+        kept: list[tuple[Measured, Point]] = []
+        if resume is not None:
+            spec, objectives, seed, kept = _reopen_run(resume, target)
+            run = resume
+        else:
+            run = _open_run(out, target, spec, objectives, seed)
+        log(f"run directory: {run}" + (f", {len(kept)} points kept" if kept else ""))
+        log(plan_line(budget, clients, offers))
+        search = Search(
+            spec, objectives, seed=seed, budget=budget, clients=clients, flags=target.describe().flags
+        )
+        recorder = Recorder(make_point=live_point, run=run, tell=tell, told=told)
+        if offers:
+            found = sweep_offers(target, offers, objectives, recorder)
+        else:
+            found = search_knee(target, search, recorder, kept)
+        return _conclude(found, target, objectives, run, as_json)
 
 
 def _flags_in(server_log: Path | None) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """How to reach a live server, from the flags of every command that offers load to one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,11 +12,12 @@ from knee.core.errors import UsageError
 from knee.core.units import NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
+    from knee.measure.client.line import Hire
     from knee.measure.client.live import Connection
 
 UrlArgument = Annotated[str, typer.Argument(help="The server, or its router: http://127.0.0.1:8000.")]
 ModelOption = Annotated[str, typer.Option(help="Model to ask; the first one served when left out.")]
-EndpointOption = Annotated[Literal["completions", "chat"], typer.Option(help="What to call.")]
+EndpointOption = Annotated[Literal["completions", "chat", "responses"], typer.Option(help="What to call.")]
 StreamOption = Annotated[bool, typer.Option(help="Stream, or wait for whole answers.")]
 AnswersOption = Annotated[int, typer.Option("--n", help="Answers asked for per prompt.")]
 BodyOption = Annotated[list[str] | None, typer.Option(help="A further field of the request: NAME=JSON.")]
@@ -28,7 +31,13 @@ MetricsOption = Annotated[
 RealtimeOption = Annotated[
     bool, typer.Option("--realtime", help="Real-time priority for the load, where cores are shared (root).")
 ]
-WorkersOption = Annotated[int, typer.Option(help="Processes that share the load.")]
+WorkersOption = Annotated[
+    int | None, typer.Option(help="Processes that share the load: 1, or with --ray one a node, if left out.")
+]
+RayOption = Annotated[
+    str,
+    typer.Option("--ray", help="Run them on this Ray cluster: HOST:6379, or auto on one of its nodes."),
+]
 TimeoutOption = Annotated[str, typer.Option(help="How long one request may take in all.")]
 
 
@@ -36,7 +45,7 @@ def connection_from(
     url: str,
     *,
     model: str = "",
-    endpoint: Literal["completions", "chat"] = "completions",
+    endpoint: Literal["completions", "chat", "responses"] = "completions",
     stream: bool = True,
     n: int = 1,
     body: list[str] | None = None,
@@ -76,6 +85,22 @@ def connection_from(
             total_s=total_s,
         ),
     )
+
+
+@contextmanager
+def workers_from(workers: int | None, ray: str) -> Iterator[tuple[int, "Hire | None"]]:
+    """How many workers share the load, and what starts them where that is not this machine.
+
+    Raises:
+        UsageError: there is no such Ray cluster, or no place on it for so many.
+    """
+    if not ray:
+        yield 1 if workers is None else workers, None
+        return
+    from knee.measure.client.actors import on_ray
+
+    with on_ray(ray, workers) as hands:
+        yield hands
 
 
 def _fields(texts: list[str]) -> dict[str, Any]:

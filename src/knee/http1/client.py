@@ -149,8 +149,10 @@ class Client:
         exchange = _Collected(f"{self.origin}{path}", asyncio.get_running_loop())
         encoded = body if isinstance(body, bytes) or body is None else msgspec.json.encode(body)
         self._pool.start(exchange, request_bytes(self.origin, path, encoded, self._headers, method))
+        # Not asyncio.wait_for: before Python 3.12 it swallows a cancel that comes together with the answer.
         try:
-            return await asyncio.wait_for(exchange.answer, 2 * self._timeout_s + GRACE_S)
+            async with asyncio.timeout(2 * self._timeout_s + GRACE_S):
+                return await exchange.answer
         except asyncio.CancelledError:
             self._pool.stop(exchange)
             raise

@@ -34,7 +34,10 @@ _SENTENCES: dict[Cause, tuple[str, str]] = {
     ),
     "unknown_host": ("the host of {at} is not known", "check the name; DNS: {detail}"),
     "unreachable": ("{at} cannot be reached: {detail}", "check the address and the network"),
-    "tls": ("{at} gives no trusted TLS connection: {detail}", "check the scheme and the certificate"),
+    "tls": (
+        "{at} gives no trusted TLS connection: {detail}",
+        "check the scheme; a private authority's certificate is read from the file in SSL_CERT_FILE",
+    ),
     "timeout_connect": ("{at} did not take a connection in time", "check the address and firewalls"),
     "timeout_first_byte": (
         "{at} took the request and answered nothing in time",

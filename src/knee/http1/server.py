@@ -174,7 +174,8 @@ class Server:
         if not self._connections:
             return True
         try:
-            await asyncio.wait_for(self._empty.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._empty.wait()
         except TimeoutError:
             return False
         return True

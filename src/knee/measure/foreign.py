@@ -1,25 +1,29 @@
 """Result files of other benchmark tools, read as points.
 
 Their percentiles are of successful requests only and count from the send. Where a file holds every request
-(`vllm bench serve --save-detailed`), the point is made anew, with failures as infinitely slow. Where it holds
-only percentiles, one that lies among the failures is unbounded, the others stand as they are, and a note says
-so.
+(`vllm bench serve --save-detailed`, GuideLLM, AIPerf's `profile_export.jsonl`), the point is made anew, with
+failures as infinitely slow. Where it holds only percentiles, one that lies among the failures is unbounded,
+the others stand as they are, and a note says so.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from knee.core.errors import InputError
 from knee.core.point import Point, Summary
-from knee.core.requests import FAILED, NEVER, OK, Gaps, Observed, column
 from knee.core.slo import Slo
 from knee.core.units import NS_PER_S
-from knee.measure.point import make_point
-from knee.measure.target import Measured, Offer
-from knee.workload.spec import Lengths, Workload
+from knee.measure.foreign_requests import (
+    REFUSALS,
+    aiperf_point,
+    cause_of,
+    clients_of,
+    guidellm_point,
+    vllm_point,
+)
 
 SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 SUCCESSES = "percentiles are of successful requests only, counted from the send"
@@ -42,20 +46,15 @@ def read_results(path: Path, slo: Slo | None = None) -> list[Point]:
     Raises:
         InputError: the file cannot be read, or is of none of these.
     """
+    data = _decoded(path)
     try:
-        data = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{path} holds no result of a known tool", _KNOWN)
-    try:
+        if isinstance(data, list):
+            return [aiperf_point(data, slo)]
         if "request_throughput" in data and "completed" in data:
             detailed = all(data.get(name) for name in ("ttfts", "latencies", "start_times", "errors"))
-            return [_vllm_detailed(data, slo) if detailed else _vllm(data)]
+            return [vllm_point(data, slo) if detailed else _vllm(data)]
         if isinstance(data.get("benchmarks"), list) and data["benchmarks"]:
-            return [_guidellm(benchmark) for benchmark in data["benchmarks"]]
+            return [guidellm_point(one, slo) or _guidellm(one) for one in data["benchmarks"]]
         if isinstance(data.get("request_throughput"), dict):
             return [_aiperf(data)]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -63,48 +62,25 @@ def read_results(path: Path, slo: Slo | None = None) -> list[Point]:
     raise InputError(f"{path} holds no result of a known tool", _KNOWN)
 
 
-def _vllm_detailed(data: dict[str, Any], slo: Slo | None) -> Point:
-    begun = min(data["start_times"])
-    due = column([round((at - begun) * NS_PER_S) for at in data["start_times"]])
-    ok = np.array([not error for error in data["errors"]])
-    waits, spans = (_ns(data[name]) for name in ("ttfts", "latencies"))
-    gap_ns, gap_at = [], []
-    for start, wait, gaps, good in zip(due.tolist(), waits.tolist(), data["itls"], ok.tolist(), strict=True):
-        at = start + wait
-        for gap in gaps if good else ():
-            at += round(gap * NS_PER_S)
-            gap_ns.append(round(gap * NS_PER_S))
-            gap_at.append(at)
-    order = np.argsort(column(gap_at), kind="stable")
-    outputs = column(data["output_lens"])
-    end_ns = int((due + spans).max()) + 1
-    observed = Observed(
-        due_ns=due,
-        sent_ns=due,
-        first_ns=np.where(ok, due + waits, NEVER),
-        last_ns=np.where(ok, due + spans, NEVER),
-        end_ns=due + spans,
-        outcome=np.where(ok, OK, FAILED).astype(np.int8),
-        prompt_tokens=column(data["input_lens"]),
-        asked_tokens=outputs,
-        output_tokens=outputs * ok,
-        first_tokens=np.minimum(1, outputs),
-        gaps=Gaps(ns=column(gap_ns)[order], count=np.ones_like(order), at_ns=column(gap_at)[order]),
-        end_of_load_ns=end_ns,
-        causes={"failed": int((~ok).sum())} if not ok.all() else {},
-    )
-    lengths = [Lengths(mean=max(1.0, float(np.mean(data[name])))) for name in ("input_lens", "output_lens")]
-    offer = Offer(
-        workload=Workload(prompt_tokens=lengths[0], output_tokens=lengths[1]),
-        rate=_rate(data["request_rate"]),
-        seed=0,
-        warmup_ns=0,
-        window_ns=end_ns,
-        drain_ns=0,
-        max_concurrency=data.get("max_concurrency"),
-    )
-    notes = ("from vllm bench serve, all requests: latencies count from the send, chunks as tokens",)
-    return make_point(Measured(observed=observed, spent_ns=end_ns), offer, slo, notes=notes)
+def _decoded(path: Path) -> dict[str, Any] | list[dict[str, Any]]:
+    """The JSON object in a file, or the objects of JSON lines.
+
+    Raises:
+        InputError: the file cannot be read, or holds neither.
+    """
+    try:
+        text = path.read_bytes()
+        data = msgspec.json.decode(text)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        try:
+            return msgspec.json.Decoder(dict[str, Any]).decode_lines(text)
+        except (msgspec.MsgspecError, RecursionError):
+            raise InputError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{path} holds no result of a known tool", _KNOWN)
+    return data
 
 
 def _vllm(data: dict[str, Any]) -> Point:
@@ -119,13 +95,13 @@ def _vllm(data: dict[str, Any]) -> Point:
         rate=_rate(data["request_rate"]),
         served=float(data["request_throughput"]),
         seconds=float(data["duration"]),
-        books=(completed, failed, 0),
+        books=Counted(completed, failed, 0, 0, _causes(failed)),
         latencies=Latencies(*(summary(name) for name in ("ttft", "itl", "tpot", "e2el"))),
         tokens=(data["total_input_tokens"] / completed, data["total_output_tokens"] / completed)
         if completed
         else (0.0, 0.0),
         max_concurrency=data.get("max_concurrency"),
-        tool="vllm bench serve",
+        note=f"from vllm bench serve: {SUCCESSES}",
     )
 
 
@@ -148,16 +124,16 @@ def _guidellm(benchmark: dict[str, Any]) -> Point:
         rate=float(strategy.get("rate") or 0.0),
         served=mean("requests_per_second"),
         seconds=float(benchmark.get("duration") or 0.0),
-        books=(ok, failed, open_still),
+        books=Counted(ok, failed, 0, open_still, _causes(failed)),
         latencies=Latencies(
             summary("time_to_first_token_ms"),
             summary("inter_token_latency_ms"),
-            summary("time_per_output_token_ms"),
+            summary("inter_token_latency_ms"),  # "time_per_output_token_ms" holds the wait for the first too
             summary("request_latency", 1_000.0),
         ),
         tokens=(mean("prompt_token_count"), mean("output_token_count")),
-        max_concurrency=strategy.get("streams") or strategy.get("max_concurrency"),
-        tool="GuideLLM, whose ITL is the mean of each request",
+        max_concurrency=clients_of(strategy),
+        note=f"from GuideLLM, whose ITL is the mean of each request: {SUCCESSES}",
     )
 
 
@@ -165,30 +141,51 @@ def _aiperf(data: dict[str, Any]) -> Point:
     def average(name: str) -> float:
         return float((data.get(name) or {}).get("avg") or 0.0)
 
-    ok, failed = int(average("request_count")), int(average("error_request_count"))
+    causes = Counter[str]()
+    for error in data.get("error_summary") or ():
+        causes[cause_of(error["error_details"].get("code"))] += int(error["count"])
+    ok, lost = int(average("request_count")), int(average("error_request_count"))
+    rejected = min(lost, sum(causes[refusal] for refusal in REFUSALS))
 
     def summary(name: str) -> Summary:
         block = data.get(name) or {}
         scale = {"ms": 1.0, "s": 1_000.0, "sec": 1_000.0, "us": 0.001, "ns": 1e-6}[block.get("unit", "ms")]
-        found = {share: _scaled(block.get(share), scale) for share in SHARES}
-        return _summary(found, _scaled(block.get("avg"), scale), ok, failed)
+        shares = data.get(f"adj_{name}") or block  # "adj": failures count as infinite, as here
+        found = {share: _scaled(shares.get(share), scale) for share in SHARES}
+        return _summary(found, _scaled(block.get("avg"), scale), ok, lost)
 
+    phases = (data.get("input_config") or {}).get("phases") or [{}]
+    load = next((phase for phase in phases if phase.get("kind") == "profiling"), phases[-1])
     served = average("request_throughput")
+    counted, told = average("output_sequence_length"), average("usage_completion_tokens")
+    note = "from AIPerf: latencies count from the send, ITL is of chunks"
+    if told and told != counted:
+        note += f"; TPOT is of {counted:.1f} tokens an answer, where the server counted {told:.1f}"
     return _point(
-        rate=0.0,
+        rate=float(load.get("rate") or 0.0),
         served=served,
         seconds=average("benchmark_duration") or (ok / served if served else 0.0),
-        books=(ok, failed, 0),
+        books=Counted(ok, lost - rejected, rejected, 0, dict(causes)),
         latencies=Latencies(
             summary("time_to_first_token"),
-            summary("inter_token_latency"),
+            summary("inter_chunk_latency" if "inter_chunk_latency" in data else "inter_token_latency"),
             summary("inter_token_latency"),
             summary("request_latency"),
         ),
-        tokens=(average("input_sequence_length"), average("output_sequence_length")),
-        max_concurrency=None,
-        tool="AIPerf, whose ITL is the mean of each request; the rate asked is not in its file",
+        tokens=(average("usage_prompt_tokens") or average("input_sequence_length"), told or counted),
+        max_concurrency=load.get("concurrency") if load.get("type") == "concurrency" else None,
+        note=note,
     )
+
+
+class Counted(NamedTuple):
+    """What became of the requests, and why some were not answered."""
+
+    ok: int
+    failed: int
+    rejected: int
+    censored: int
+    causes: dict[str, int]
 
 
 def _point(
@@ -196,26 +193,26 @@ def _point(
     rate: float,
     served: float,
     seconds: float,
-    books: tuple[int, int, int],
+    books: Counted,
     latencies: Latencies,
     tokens: tuple[float, float],
     max_concurrency: int | None,
-    tool: str,
+    note: str,
 ) -> Point:
-    ok, failed, censored = books
+    offered = books.ok + books.failed + books.rejected + books.censored
     return Point(
         rate=rate,
-        attained_rate=sum(books) / seconds if seconds else 0.0,
+        attained_rate=offered / seconds if seconds else 0.0,
         served_rate=served,
         seed=0,
         window_start_ns=0,
         window_end_ns=round(seconds * NS_PER_S),
         spent_ns=round(seconds * NS_PER_S),
-        offered=sum(books),
-        ok=ok,
-        failed=failed,
-        rejected=0,
-        censored=censored,
+        offered=offered,
+        ok=books.ok,
+        failed=books.failed,
+        rejected=books.rejected,
+        censored=books.censored,
         ttft_ms=latencies.ttft,
         itl_ms=latencies.itl,
         tpot_ms=latencies.tpot,
@@ -224,8 +221,8 @@ def _point(
         output_tokens_per_s=served * tokens[1],
         prompt_tokens_mean=tokens[0],
         output_tokens_mean=tokens[1],
-        causes={"failed": failed} if failed else {},
-        notes=(f"from {tool}: {SUCCESSES}",),
+        causes=books.causes,
+        notes=(note,),
         max_concurrency=max_concurrency,
     )
 
@@ -247,6 +244,10 @@ def _summary(found: dict[str, float | None], mean: float | None, ok: int, lost: 
     )
 
 
+def _causes(failed: int) -> dict[str, int]:
+    return {"failed": failed} if failed else {}
+
+
 def _scaled(value: float | None, scale: float) -> float | None:
     return None if value is None else float(value) * scale
 
@@ -256,8 +257,7 @@ def _rate(value: Any) -> float:
     return 0.0 if value in ("inf", None) else float(value)
 
 
-def _ns(seconds: list[float]) -> Any:
-    return column([round(value * NS_PER_S) for value in seconds])
-
-
-_KNOWN = "known: vllm bench serve --save-result, GuideLLM benchmarks.json, AIPerf profile_export_aiperf.json"
+_KNOWN = (
+    "known: vllm bench serve --save-result, GuideLLM benchmarks.json,"
+    " AIPerf profile_export_aiperf.json and profile_export.jsonl"
+)

@@ -119,7 +119,8 @@ class MockServer:
         self.service.draining = True
         if timeout_s:
             try:
-                await asyncio.wait_for(self.service.quiet.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self.service.quiet.wait()
             except TimeoutError:
                 await self._hang()
                 return

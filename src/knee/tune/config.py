@@ -46,7 +46,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     workers: int = 1
     realtime: bool = False
-    endpoint: Literal["completions", "chat"] = "completions"
+    endpoint: Literal["completions", "chat", "responses"] = "completions"
 
 
 class LocalServer(msgspec.Struct, frozen=True, kw_only=True, tag="vllm", tag_field="kind"):

@@ -2,8 +2,7 @@
 
 import asyncio
 import secrets
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -14,62 +13,51 @@ from knee.core.requests import NEVER, Ints, Observed, RequestRecord
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.measure.client.books import COLUMNS, Books
 from knee.measure.client.health import notes_of, prompt_error
+from knee.measure.client.line import Hire, Line, WorkerLost, hire_processes
 from knee.measure.client.ready import Part
-from knee.measure.client.worker import LENGTH, Delta, Job, Order, pack, unpack
+from knee.measure.client.worker import Delta, Job, Order, pack, unpack
 from knee.measure.target import ClientHealth, Offer, Stop
 
 MOST_WORKERS = 64
 START_S = 60.0
 """How long workers may take to be ready."""
-HEAD_START_NS = 100 * NS_PER_MS
-END_S = 10.0
-"""How long workers may take to tell their last."""
+LOOK = "look at what it wrote above"
 
 
-async def start_crew(job: Job, workers: int, clock: Clock) -> "Crew":
-    """Start `workers` processes and give each its part; they are ready when this returns.
+async def start_crew(job: Job, workers: int, clock: Clock, hire: Hire = hire_processes) -> "Crew":
+    """Let `hire` start `workers` and give each its part; they are ready when this returns.
 
     Raises:
         KneeError: a worker did not come up.
     """
     job = msgspec.structs.replace(job, shared_entropy=secrets.randbits(63))
-    processes = [
-        await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "knee.measure.client.worker",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=1 << 24,
-        )
-        for _ in range(workers)
-    ]
-    crew = Crew(job.offer, processes, clock)
+    lines: Sequence[Line] = ()
     try:
         async with asyncio.timeout(START_S):
-            for index, process in enumerate(processes):
-                _send(process, pack(msgspec.structs.replace(job, part=Part(index, workers))))
-            for process in processes:
-                assert process.stdout is not None
-                await process.stdout.readexactly(LENGTH.size)
-    except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
-        await crew.end()
-        raise KneeError("a load worker did not start", "look at what it wrote above") from error
-    crew.start_ns = clock.monotonic_ns() + HEAD_START_NS
+            lines = await hire(workers)
+            crew = Crew(job.offer, lines, clock)
+            await crew.begin(job)
+    except (TimeoutError, WorkerLost, OSError) as error:
+        await asyncio.gather(*(line.end() for line in lines))
+        raise KneeError("a load worker did not start", str(error) or LOOK) from error
     return crew
 
 
 class Crew:
-    """The workers of one point. Has the shape that `measure.running` asks of a load."""
+    """The workers of one point. Has the shape that `measure.running` asks of a load.
 
-    def __init__(self, offer: Offer, processes: list[asyncio.subprocess.Process], clock: Clock) -> None:
+    Instants in the books count from each worker's own start on its own clock, so that no latency is the
+    difference of two machines' clocks.
+    """
+
+    def __init__(self, offer: Offer, lines: Sequence[Line], clock: Clock) -> None:
         self._offer = offer
-        self._processes = processes
+        self._lines = lines
         self._clock = clock
         self._books = Books()
-        self._open: list[Ints] = [np.empty((0, len(COLUMNS)), dtype=np.int64)] * len(processes)
-        self._in_flight = [0] * len(processes)
-        self._ended = [False] * len(processes)
+        self._open: list[Ints] = [np.empty((0, len(COLUMNS)), dtype=np.int64)] * len(lines)
+        self._in_flight = [0] * len(lines)
+        self._ended = [False] * len(lines)
         self._records: list[RequestRecord] = []
         self._health: list[ClientHealth] = []
         self._told_to_stop = False
@@ -82,20 +70,32 @@ class Crew:
         """Requests under way in all workers, as of their last word."""
         return sum(self._in_flight)
 
+    async def begin(self, job: Job) -> None:
+        """Give each worker its part of `job`, wait until all are ready, and fix the instant they begin at.
+
+        Raises:
+            WorkerLost: one of them is gone.
+        """
+        for index, line in enumerate(self._lines):
+            line.send(pack(msgspec.structs.replace(job, part=Part(index, len(self._lines)))))
+        for line in self._lines:
+            await line.receive()
+        self.start_ns = self._clock.monotonic_ns() + max(line.head_start_ns for line in self._lines)
+
     async def run(self) -> None:
         """Let all workers begin at one instant, and gather what they tell until each has told its last.
 
         Raises:
             KneeError: a worker ended without its last word.
         """
-        for process in self._processes:
-            _send(process, pack(Order(self.start_ns)))
+        for line in self._lines:
+            line.send(pack(Order(self.start_ns + line.ahead_ns)))
         limit_s = (self._offer.warmup_ns + self._offer.window_ns + self._offer.drain_ns) / NS_PER_S + START_S
         try:
             async with asyncio.timeout(limit_s):
-                await asyncio.gather(*(self._listen(index) for index in range(len(self._processes))))
-        except (asyncio.IncompleteReadError, TimeoutError) as error:
-            raise KneeError("a load worker died", "look at what it wrote above; is memory short?") from error
+                await asyncio.gather(*(self._listen(index) for index in range(len(self._lines))))
+        except (WorkerLost, TimeoutError) as error:
+            raise KneeError("a load worker died", f"{str(error) or LOOK}; is memory short?") from error
         finally:
             self.end_of_load_ns = max(self.end_of_load_ns, 0)
             await self.end()
@@ -106,8 +106,8 @@ class Crew:
             return
         self._told_to_stop = True
         self.stopped = why
-        for process in self._processes:
-            _send(process, pack(Order(0, why)))
+        for line in self._lines:
+            line.send(pack(Order(0, why)))
 
     def freeze(self) -> Callable[[], Observed]:
         """The merged books, as of each worker's last word; see `Books.freeze`."""
@@ -129,29 +129,17 @@ class Crew:
             cpu_share=_worst(health.cpu_share for health in self._health),
             cached_share=self._books.cached_tokens / tokens if tokens else None,
             prompt_error_share=prompt_error(self._books),
-            workers=len(self._processes),
-            notes=notes_of(self._books),
+            workers=len(self._lines),
+            notes=(*notes_of(self._books), *_placed(self._lines)),
         )
 
     async def end(self) -> None:
-        """See that every worker process is gone."""
-        for process in self._processes:
-            if process.stdin is not None:
-                process.stdin.close()
-        try:
-            async with asyncio.timeout(END_S):
-                await asyncio.gather(*(process.wait() for process in self._processes))
-        except TimeoutError:
-            for process in self._processes:
-                if process.returncode is None:
-                    process.kill()
-            await asyncio.gather(*(process.wait() for process in self._processes))
+        """See that every worker is gone."""
+        await asyncio.gather(*(line.end() for line in self._lines))
 
     async def _listen(self, index: int) -> None:
-        reader = self._processes[index].stdout
-        assert reader is not None
         while True:
-            delta: Delta = await unpack(reader, Delta)
+            delta: Delta = unpack(await self._lines[index].receive(), Delta)
             self._merge(index, delta)
             if delta.final:
                 return
@@ -181,14 +169,23 @@ class Crew:
             self.stop(self.stopped)
 
 
-def _send(process: asyncio.subprocess.Process, data: bytes) -> None:
-    if process.stdin is not None and not process.stdin.is_closing():
-        process.stdin.write(data)
-
-
 def _rows(data: bytes, width: int) -> Ints:
     return np.frombuffer(data, dtype=np.int64).reshape(-1, width)
 
 
 def _worst(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
+
+
+def _placed(lines: Sequence[Line]) -> tuple[str, ...]:
+    """Where workers of other machines ran, and how well their clocks are known."""
+    places = {line.place for line in lines if line.place}
+    if not places:
+        return ()
+    unsure_ms = max(line.unsure_ns for line in lines) / NS_PER_MS
+    here = f"{_several(len(lines), 'worker')} on {_several(len(places), 'Ray node')}"
+    return (f"{here}, clocks known to within {unsure_ms:.2g} ms",)
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}" + "s" * (count != 1)

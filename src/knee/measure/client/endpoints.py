@@ -9,9 +9,30 @@ from knee.core.errors import UsageError
 from knee.http1.client import request_head
 from knee.http1.origin import Origin
 
-EndpointName = Literal["completions", "chat"]
+EndpointName = Literal["completions", "chat", "responses"]
 
-PATHS: dict[EndpointName, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+PATHS: dict[EndpointName, str] = {
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+}
+_AROUND: dict[EndpointName, tuple[bytes, bytes]] = {
+    "completions": (b'"prompt":"', b'","max_tokens":'),
+    "chat": (b'"messages":[{"role":"user","content":"', b'"}],"max_tokens":'),
+    "responses": (b'"input":"', b'","max_output_tokens":'),
+}
+"""What comes before a prompt, and between it and the length of its answer."""
+_OURS = {
+    "model",
+    "prompt",
+    "messages",
+    "input",
+    "max_tokens",
+    "max_output_tokens",
+    "stream",
+    "stream_options",
+    "n",
+}
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,12 +77,22 @@ def form(ask: Ask) -> Form:
     Raises:
         UsageError: a further field would replace one that the measurement depends on.
     """
-    taken = {"model", "prompt", "messages", "max_tokens", "stream", "stream_options", "n"} & set(ask.body)
+    taken = _OURS & set(ask.body)
     if taken:
         raise UsageError(f"the body field {min(taken)!r} is set by other options")
+    opening = b'{"model":%b,' % msgspec.json.encode(ask.model)
+    before, between = _AROUND[ask.endpoint]
+    return Form(opening + before, between, b"," + msgspec.json.encode(_options(ask) | ask.body)[1:])
+
+
+def _options(ask: Ask) -> dict[str, Any]:
     options: dict[str, Any] = {"temperature": 0, "stream": ask.stream}
     if ask.ignore_eos:
         options["ignore_eos"] = True
+    if ask.endpoint == "responses":
+        if ask.n > 1:
+            raise UsageError(f"--n {ask.n} with /v1/responses", "it gives one answer a prompt")
+        return options | {"store": False}  # else a server keeps every answer for a later question
     if ask.n > 1:
         # Answers that are all alike would be cached as one; a temperature above 0 makes them differ.
         options |= {"n": ask.n, "temperature": 1}
@@ -69,9 +100,4 @@ def form(ask: Ask) -> Form:
         options["stream_options"] = {"include_usage": True}
         if ask.continuous_usage:
             options["stream_options"]["continuous_usage_stats"] = True
-    opening = b'{"model":%b,' % msgspec.json.encode(ask.model)
-    if ask.endpoint == "chat":
-        before, between = b'"messages":[{"role":"user","content":"', b'"}],"max_tokens":'
-    else:
-        before, between = b'"prompt":"', b'","max_tokens":'
-    return Form(opening + before, between, b"," + msgspec.json.encode(options | ask.body)[1:])
+    return options

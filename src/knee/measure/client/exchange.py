@@ -8,7 +8,7 @@ from knee.core.requests import CENSORED, FAILED, OK, REJECTED
 from knee.http1.failure import Cause
 from knee.http1.outbound import Headers
 from knee.measure.client.books import Books
-from knee.measure.client.events import Usage, decode_event, words_of
+from knee.measure.client.events import Usage, words_of
 from knee.measure.client.tally import Tally, chunk_tokens, gaps_between
 
 REFUSALS = (429, 503)
@@ -31,7 +31,16 @@ class StreamExchange:
         "_status", "_stream", "_tally", "cause", "gap_ns", "gap_tokens", "index",
     )  # fmt: skip
 
-    def __init__(self, books: Books, index: int, origin_ns: int, stream: bool, ended: Ended) -> None:
+    def __init__(
+        self,
+        books: Books,
+        index: int,
+        origin_ns: int,
+        stream: bool,
+        ended: Ended,
+        *,
+        tally: type[Tally] = Tally,
+    ) -> None:
         self._books = books
         self._origin_ns = origin_ns
         self._stream = stream
@@ -41,7 +50,7 @@ class StreamExchange:
         self._stamps: list[int] = []
         self._pieces: list[bytes] = []
         self._held = 0
-        self._tally = Tally()
+        self._tally = tally()
         self._counted = False
         self.index = index
         self.cause = ""
@@ -95,7 +104,7 @@ class StreamExchange:
         if tally.error:
             self._close(now_ns, FAILED, *tally.error)
         elif not tally.done:
-            self._close(now_ns, FAILED, "no_done", "the stream ended without [DONE]")
+            self._close(now_ns, FAILED, "no_done", f"the stream ended without {tally.last_word}")
         elif not tally.instants:
             self._close(now_ns, FAILED, "empty", "the stream held no output")
         else:
@@ -143,7 +152,7 @@ class StreamExchange:
     def _whole(self, now_ns: int) -> None:
         """The answer came in one piece: its first token is seen when its last one is."""
         try:
-            event = decode_event(b"".join(self._pieces))
+            event = self._tally.whole(b"".join(self._pieces))
         except (msgspec.MsgspecError, RecursionError) as error:
             self._close(now_ns, FAILED, "bad_answer", " ".join(str(error).split())[:160])
             return

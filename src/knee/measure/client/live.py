@@ -18,6 +18,7 @@ from knee.http1.origin import Origin, parse_origin
 from knee.http1.pool import Pool, Timeouts
 from knee.measure.client.crew import MOST_WORKERS, start_crew
 from knee.measure.client.endpoints import Ask, form, head_of
+from knee.measure.client.line import Hire, hire_processes
 from knee.measure.client.load import Load
 from knee.measure.client.memory import quiet_memory
 from knee.measure.client.preflight import Served, learn_vocabulary, look_at, try_out
@@ -80,6 +81,8 @@ class LiveTarget:
         vocabulary: Vocabulary,
         run: Path | None = None,
         workers: int = 1,
+        *,
+        hire: Hire | None = None,
     ) -> None:
         self.connection = connection
         self._served = served
@@ -89,6 +92,7 @@ class LiveTarget:
         self.run = run
         self.point = 0
         self.workers = workers
+        self._hire = hire
         self.collect: list[RequestRecord] | None = None
         """Where given, every finished request is appended here."""
         self.flags: dict[str, str] = {}  # where somebody knows them: no server tells
@@ -194,7 +198,7 @@ class LiveTarget:
     async def _load(self, offer: Offer) -> Loader:
         connection, clock, record = self.connection, self._clock, self._keeps
         headers = connection.all_headers()
-        if self.workers > 1:
+        if self.workers > 1 or self._hire is not None:
             job = Job(
                 origin=connection.origin,
                 ask=connection.ask,
@@ -205,7 +209,7 @@ class LiveTarget:
                 record=record,
                 realtime=connection.realtime,
             )
-            return await start_crew(job, self.workers, clock)
+            return await start_crew(job, self.workers, clock, self._hire or hire_processes)
         head = head_of(connection.origin, connection.ask, headers)
         requests = make_ready(offer, Prompts(self._vocabulary), form(connection.ask), head)
         requests = chain([next(requests)], requests)  # the vocabulary is laid out now, before time counts
@@ -215,8 +219,7 @@ class LiveTarget:
             Pool(connection.origin, clock, connection.timeouts),
             clock,
             clock.monotonic_ns() + HEAD_START_NS,
-            stream=connection.ask.stream,
-            answers=connection.ask.n,
+            ask=connection.ask,
             record=record,
         )
 
@@ -234,10 +237,12 @@ class LiveTarget:
             append_lines(self.run / RECORDS, numbered)
 
 
-def connect(connection: Connection, run: Path | None = None, workers: int = 1) -> LiveTarget:
+def connect(
+    connection: Connection, run: Path | None = None, workers: int = 1, hire: Hire | None = None
+) -> LiveTarget:
     """Look at the server, ask it for one token, and learn how it counts tokens.
 
-    With several `workers`, each is a process that sends its share of the load.
+    With several `workers`, each is a process that sends its share of the load; `hire` starts them elsewhere.
 
     Raises:
         UsageError: the URL or a header cannot be one.
@@ -259,6 +264,7 @@ def connect(connection: Connection, run: Path | None = None, workers: int = 1) -
         vocabulary,
         run,
         workers,
+        hire=hire,
     )
 
 

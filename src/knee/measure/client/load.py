@@ -10,10 +10,12 @@ from knee.core.requests import FAILED, NEVER, OK, OUTCOMES, Ints, Observed, Requ
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.http1.pool import Pool
 from knee.measure.client.books import Books
+from knee.measure.client.endpoints import Ask
 from knee.measure.client.exchange import StreamExchange
 from knee.measure.client.health import health_of
 from knee.measure.client.pacing import Waker
 from knee.measure.client.ready import WHOLE, Due, Part
+from knee.measure.client.responses import tally_of
 from knee.measure.target import ClientHealth, Offer, Stop
 
 AHEAD = 64
@@ -34,8 +36,8 @@ AFTER_FAILURE_S = 0.1
 class Load:
     """One point's load, run inside an event loop: `await run()`; look at `books` at any time.
 
-    With `record`, every finished request is kept for `take_finished` as well. One `part` of several is
-    stopped from outside.
+    With `record`, every finished request is kept for `take_finished` as well. With `part`, it belongs to a
+    crew: what ended is kept for `take_closed`, and it goes on until it is stopped from outside.
     """
 
     def __init__(
@@ -46,21 +48,22 @@ class Load:
         clock: Clock,
         start_ns: int,
         *,
-        stream: bool = True,
-        answers: int = 1,
+        ask: Ask,
         record: bool = False,
-        part: Part = WHOLE,
+        part: Part | None = None,
     ) -> None:
         self._offer = offer
         self._requests = requests
         self._pool = pool
         self._clock = clock
         self.start_ns = start_ns
-        self._stream = stream
-        self._answers = answers
+        self._stream = ask.stream
+        self._answers = ask.n
+        self._tally = tally_of(ask.endpoint)
         self._record = record
-        self._clients = None if offer.max_concurrency is None else part.clients(offer.max_concurrency)
-        self._alone = part.count == 1
+        clients = offer.max_concurrency
+        self._clients = None if clients is None else (part or WHOLE).clients(clients)
+        self._alone = part is None
         self._window_end_ns = offer.warmup_ns + offer.window_ns
         self._ready: deque[Due] = deque()
         self._under_way: dict[int, StreamExchange] = {}
@@ -122,7 +125,7 @@ class Load:
         return self.books.freeze(self._now_ns() if self.end_of_load_ns == NEVER else self.end_of_load_ns)
 
     def take_closed(self) -> Ints:
-        """The entries of requests that ended since the last call; only one part of several keeps them."""
+        """The entries of requests that ended since the last call; only a part of a crew keeps them."""
         closed, self._closed = self._closed, []
         return self.books.rows(closed)
 
@@ -194,7 +197,9 @@ class Load:
         if self._offer.warmup_ns <= due_ns < self._window_end_ns:
             self._measured_open += 1
         self.dispatch_lag_ns.append(self._now_ns() - due_ns)
-        exchange = StreamExchange(self.books, index, self.start_ns, self._stream, self._on_end)
+        exchange = StreamExchange(
+            self.books, index, self.start_ns, self._stream, self._on_end, tally=self._tally
+        )
         self._under_way[index] = exchange
         self._numbers[index] = due.number
         self._pool.start(exchange, due.request)

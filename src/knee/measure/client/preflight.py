@@ -6,8 +6,9 @@ from knee.core.errors import TargetError
 from knee.http1.client import Answer, BlockingClient
 from knee.http1.origin import split_url
 from knee.measure.client.endpoints import PATHS, Ask, form
-from knee.measure.client.events import decode_event, words_of
+from knee.measure.client.events import words_of
 from knee.measure.client.prompts import Count, Vocabulary, calibrate, plain_vocabulary
+from knee.measure.client.responses import tally_of
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +136,7 @@ def learn_vocabulary(client: BlockingClient, ask: Ask) -> tuple[Vocabulary, str]
 
 def _by_tokenize(client: BlockingClient, ask: Ask) -> Count:
     def count(text: str) -> int:
-        if ask.endpoint == "chat":
+        if ask.endpoint != "completions":
             asked = {"messages": [{"role": "user", "content": text}], "add_generation_prompt": True}
         else:
             asked = {"prompt": text}
@@ -158,7 +159,7 @@ def _by_usage(client: BlockingClient, ask: Ask) -> Count:
         if answer.status != 200:
             raise refusal(answer, str(client.origin))
         try:
-            usage = decode_event(answer.body).usage
+            usage = tally_of(ask.endpoint).whole(answer.body).usage
         except (msgspec.MsgspecError, RecursionError):
             usage = None
         if usage is None or usage.prompt_tokens < 1:

@@ -1,11 +1,12 @@
 """What one streamed answer has said: the chunks with output, when they came, and the server's own counts."""
 
 from itertools import pairwise
+from typing import ClassVar
 
 import msgspec
 
 from knee.http1.sse import SseError, SseParser
-from knee.measure.client.events import Usage, decode_event
+from knee.measure.client.events import Event, Usage, decode_event
 
 
 class Tally:
@@ -16,6 +17,8 @@ class Tally:
     """
 
     __slots__ = ("_latest", "_parser", "answers", "done", "error", "instants", "totals", "usage")
+    last_word: ClassVar[str] = "[DONE]"
+    """What ends a whole stream."""
 
     def __init__(self) -> None:
         self._parser = SseParser()
@@ -26,6 +29,15 @@ class Tally:
         self.usage: Usage | None = None
         self.error: tuple[str, str] | None = None
         self.done = False
+
+    @staticmethod
+    def whole(body: bytes) -> Event:
+        """An answer that was not streamed.
+
+        Raises:
+            msgspec.MsgspecError, RecursionError: it is none.
+        """
+        return decode_event(body)
 
     @property
     def told(self) -> int:

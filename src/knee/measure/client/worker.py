@@ -34,7 +34,7 @@ LONGEST = 1 << 30
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a worker needs. `headers` may hold a key, so a job is only ever sent through a pipe."""
+    """All that a worker needs. `headers` may hold a key, so a job goes to workers and nowhere else."""
 
     origin: Origin
     ask: Ask
@@ -49,7 +49,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """From the crew: begin at `start_ns` on the monotonic clock, or (0) stop for the reason `why`."""
+    """From the crew: begin at `start_ns` on the worker's own clock, or (0) stop for the reason `why`."""
 
     start_ns: int = 0
     why: Stop = ""
@@ -84,12 +84,22 @@ def pack(message: Any) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-async def unpack(reader: asyncio.StreamReader, kind: type[Any]) -> Any:
-    """The next message; asyncio.IncompleteReadError where the other side is gone."""
-    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+async def read_message(reader: asyncio.StreamReader) -> bytes:
+    """The next message, without its length; asyncio.IncompleteReadError where the other side is gone."""
+    return await reader.readexactly(length_of(await reader.readexactly(LENGTH.size)))
+
+
+def length_of(head: bytes) -> int:
+    """How many bytes of message follow its first LENGTH.size."""
+    (length,) = LENGTH.unpack(head)
     if length > LONGEST:
         raise ValueError(f"a message of {length} bytes")
-    return msgspec.msgpack.decode(await reader.readexactly(length), type=kind)
+    return int(length)
+
+
+def unpack(message: bytes, kind: type[Any]) -> Any:
+    """What a message holds."""
+    return msgspec.msgpack.decode(message, type=kind)
 
 
 def delta_of(load: Load, health: ClientHealth | None = None) -> Delta:
@@ -132,22 +142,21 @@ async def serve() -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=1 << 24)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    job: Job = await unpack(reader, Job)
+    job: Job = unpack(await read_message(reader), Job)
     clock = RealClock()
     prompts = Prompts(job.vocabulary, shared_entropy=job.shared_entropy)
     head = head_of(job.origin, job.ask, job.headers)
     requests = make_ready(job.offer, prompts, form(job.ask), head, job.part)
     requests = chain([next(requests)], requests)
     _tell(b"")
-    order: Order = await unpack(reader, Order)
+    order: Order = unpack(await read_message(reader), Order)
     load = Load(
         job.offer,
         requests,
         Pool(job.origin, clock, job.timeouts),
         clock,
         order.start_ns,
-        stream=job.ask.stream,
-        answers=job.ask.n,
+        ask=job.ask,
         record=job.record,
         part=job.part,
     )
@@ -165,7 +174,7 @@ async def serve() -> None:
 
 async def _obey(reader: asyncio.StreamReader, load: Load) -> None:
     try:
-        order: Order = await unpack(reader, Order)
+        order: Order = unpack(await read_message(reader), Order)
     except asyncio.IncompleteReadError:  # the crew is gone, and with it everyone who could want the books
         load.stop("interrupted")
         return
