@@ -21,8 +21,9 @@ from knee.workload.spec import Lengths, Workload
 S = 1_000_000_000
 WORKLOAD = Workload(prompt_tokens=Lengths(mean=1000), output_tokens=Lengths(mean=50))
 SLO = parse_slo("ttft p95 < 1s")
-TRUTH = 38.15
-"""Found by another program: 300 s of virtual time and three seeds a rate, on the reference step cost."""
+TRUTH = 37.49
+"""On the reference step cost; 37.47, 37.50 and 37.51 in three runs of 3 million requests. Another program reads
+38.15 from windows of 300 s, which begin idle: so few requests give 37.6 to 38.2 here."""
 
 
 class Altered:
@@ -63,7 +64,7 @@ def _search(target: Altered, search: Search) -> Knee:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_it_covers_the_knee_that_another_program_found(seed: int) -> None:
+def test_it_covers_the_long_run_knee(seed: int) -> None:
     knee = _search(Altered(), Search(WORKLOAD, SLO, seed=seed))
     assert knee.holds is not None
     assert knee.breaks is not None
