@@ -22,8 +22,8 @@ S = 1_000_000_000
 WORKLOAD = Workload(prompt_tokens=Lengths(mean=1000), output_tokens=Lengths(mean=50))
 SLO = parse_slo("ttft p95 < 1s")
 TRUTH = 37.49
-"""On the reference step cost; 37.47, 37.50 and 37.51 in three runs of 3 million requests. Another program reads
-38.15 from windows of 300 s, which begin idle: so few requests give 37.6 to 38.2 here."""
+"""On the reference step cost; 37.47, 37.50 and 37.51 in three runs of 3 million requests. Another program
+reads 38.15 from windows of 300 s, which begin idle: so few requests give 37.6 to 38.2 here."""
 
 
 class Altered:
