@@ -180,9 +180,9 @@ def test_a_burst_that_shows_too_little_capacity_caps_no_knee(assisted: bool) -> 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_server_that_throttles_during_the_search_is_told(seed: int) -> None:
-    """From the second long point on it is a third slower: no single knee is true of all points."""
+    """From the first long point on it is a third slower: no single knee is true of all points."""
     search = Search(WORKLOAD, SLO, seed=seed, budget=Budget(precision=0.02, server_s=1200))
-    knee = _search(Slower(1.33, lambda number, _: number >= 5), search)
+    knee = _search(Slower(1.33, lambda number, _: number >= 4), search)
     assert "did the server change?" in knee.reason, f"seed {seed}: {knee}"
     assert knee.holds is not None
     assert knee.breaks is not None
