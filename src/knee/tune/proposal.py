@@ -114,17 +114,24 @@ def allowed(place: Place, changes: tuple[Change, ...]) -> tuple[Change, ...] | N
 def furthest(
     place: Place, predict: Predict, base: float, steps: Sequence[tuple[str, str]]
 ) -> Proposal | None:
-    """The last of `steps` up to which the simulator expects more and more; None where none gains."""
-    best, reached = None, base
+    """The smallest of `steps` of those from which the simulator expects most; None where none gains.
+
+    All are asked for: with a smaller token budget, say, more steps carry prompts and single gaps break the
+    earlier, until the budget is so small that none of them does.
+    """
+    tried: list[Proposal] = []
     for flag, to in steps:
         changes = allowed(place, (Change(flag=flag, current=place.now(flag), to=to),))
-        if changes is None:
-            break
-        moved = Proposal(changes=changes, limit="simulator", why="")
-        expected = predict(moved.applied(place.flags))
-        if expected is None or expected < SAME * reached:
-            break
-        why = f"the calibrated simulator expects a knee {expected / base:.2f} times as high"
-        reached = expected
-        best = msgspec.structs.replace(moved, predicted=expected, gain=expected / base, why=why)
-    return best
+        moved = Proposal(changes=changes, limit="simulator", why="") if changes is not None else None
+        expected = predict(moved.applied(place.flags)) if moved is not None else None
+        if moved is not None and expected is not None:
+            why = f"the calibrated simulator expects a knee {expected / base:.2f} times as high"
+            tried.append(msgspec.structs.replace(moved, predicted=expected, gain=expected / base, why=why))
+    best = smallest_of_best(tried)
+    return best if best is not None and (best.predicted or 0) >= SAME * base else None
+
+
+def smallest_of_best(tried: Sequence[Proposal]) -> Proposal | None:
+    """The first of `tried`, which go ever further, that is expected to do as well as any of them."""
+    most = max((one.predicted or 0 for one in tried), default=0)
+    return next((one for one in tried if SAME * (one.predicted or 0) >= most), None)

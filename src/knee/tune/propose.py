@@ -8,7 +8,17 @@ import msgspec
 from knee.diagnose.verdict import Diagnosis, Move
 from knee.tune.check import TOKENS
 from knee.tune.climb import aimed, climb, towards
-from knee.tune.proposal import SAME, WORTH_TRYING, Change, Place, Predict, Proposal, Proposals, allowed, sizes
+from knee.tune.proposal import (
+    WORTH_TRYING,
+    Change,
+    Place,
+    Predict,
+    Proposal,
+    Proposals,
+    allowed,
+    sizes,
+    smallest_of_best,
+)
 
 
 def propose(place: Place, diagnosis: Diagnosis | None, predict: Predict | None) -> Proposals:
@@ -58,7 +68,7 @@ def _sized(
         for other in move.together
         if other.flag in place.moves and other.flag != move.flag
     )
-    best: Proposal | None = None
+    tried: list[Proposal] = []
     for to in sizes(bounds, now, move.to):
         changes = allowed(place, (Change(flag=move.flag, current=now, to=to), *together))
         if changes is None:
@@ -69,11 +79,9 @@ def _sized(
             return proposal
         expected = predict(proposal.applied(place.flags))
         if expected is None:
-            return best or proposal
-        if best is not None and expected < SAME * (best.predicted or 0):
-            break
-        best = msgspec.structs.replace(proposal, predicted=expected, gain=expected / base)
-    return best
+            return smallest_of_best(tried) or proposal
+        tried.append(msgspec.structs.replace(proposal, predicted=expected, gain=expected / base))
+    return smallest_of_best(tried)
 
 
 def _within(place: Place, move: Move) -> str:
