@@ -100,6 +100,9 @@ def _head(text: str) -> tuple[str, Labels] | None:
     name, body = found.groups()
     if not body:
         return name, {}
+    plain = _plain_labels(body)
+    if plain is not None:
+        return name, plain
     labels: Labels = {}
     at = 0
     while at < len(body):
@@ -113,6 +116,20 @@ def _head(text: str) -> tuple[str, Labels] | None:
         labels[key] = _ESCAPE.sub(_unescape, value) if "\\" in value else value
         at = label.end()
     return name, labels
+
+
+def _plain_labels(body: str) -> Labels | None:
+    """Labels as servers write them, without blanks and escapes; None where it is not exactly that."""
+    if "\\" in body or body[-1] != '"':
+        return None
+    labels: Labels = {}
+    parts = body[:-1].split('",')
+    for part in parts:
+        key, begins, value = part.partition('="')
+        if not begins or '"' in value or not key.isidentifier() or not key.isascii():
+            return None
+        labels[key] = value
+    return labels if len(labels) == len(parts) else None
 
 
 def _unescape(found: re.Match[str]) -> str:
