@@ -17,8 +17,9 @@ def knee_client(asked: dict[str, Any]) -> dict[str, Any]:
     """One point by our own load generator; with `stamps`, every chunk's arrival against its write."""
     from knee.core.slo import Slo
     from knee.core.units import NS_PER_MS, NS_PER_S
+    from knee.measure.client.connection import Connection
     from knee.measure.client.exchange import StreamExchange
-    from knee.measure.client.live import Connection, connect
+    from knee.measure.client.live import connect
     from knee.measure.single import live_point
     from knee.measure.target import Offer
     from knee.workload.spec import Lengths, Workload

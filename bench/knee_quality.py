@@ -131,8 +131,8 @@ def run() -> Iterator[Figure]:
         for seed, one in zip(seeds, pool.map(_told, seeds), strict=True):
             if isinstance(one, Trial):
                 trials.append(one)
-            missed = isinstance(one, str) or not one.covers
-            sys.stderr.write(f"knee_quality: server {seed}: {one}\n" if missed else "")
+            if isinstance(one, str) or not one.covers:
+                sys.stderr.write(f"knee_quality: server {seed}: {one}\n")
     yield from figures(trials, len(seeds) - len(trials))
 
 

@@ -28,8 +28,9 @@ from knee.core.slo import parse_slo
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.engine.config import REFERENCE
 from knee.http1.client import fetch
+from knee.measure.client.connection import Connection
 from knee.measure.client.endpoints import Ask
-from knee.measure.client.live import Connection, connect
+from knee.measure.client.live import connect
 from knee.measure.point import make_point
 from knee.measure.simulated import SimulatedTarget
 from knee.measure.target import Offer

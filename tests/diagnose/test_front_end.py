@@ -7,7 +7,8 @@ from knee.core.slo import parse_slo
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.diagnose.runs import diagnose_points
 from knee.engine.config import REFERENCE, FrontEnd
-from knee.measure.client.live import Connection, connect
+from knee.measure.client.connection import Connection
+from knee.measure.client.live import connect
 from knee.measure.single import live_point
 from knee.measure.target import Offer
 from knee.mock.config import MockConfig

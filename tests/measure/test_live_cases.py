@@ -21,7 +21,8 @@ from knee.core.requests import FAILED, OK, Gaps, column
 from knee.core.slo import Slo
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.http1.failure import name_failure
-from knee.measure.client.live import Connection, connect
+from knee.measure.client.connection import Connection
+from knee.measure.client.live import connect
 from knee.measure.client.memory import quiet_memory
 from knee.measure.client.ready import Due, make_ready
 from knee.measure.single import live_point

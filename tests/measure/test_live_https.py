@@ -11,7 +11,8 @@ from tests.scripted_server import scripted, steady
 from knee.cli.main import run
 from knee.core.requests import OK
 from knee.core.units import NS_PER_MS
-from knee.measure.client.live import Connection, connect
+from knee.measure.client.connection import Connection
+from knee.measure.client.live import connect
 from knee.measure.client.secret import Secret
 
 SHORT = ["--rate", "60", "--prompt", "40", "--output", "4", "--duration", "500ms", "--warmup", "100ms"]

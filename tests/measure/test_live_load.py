@@ -35,8 +35,9 @@ from knee.core.requests import CENSORED, FAILED, NEVER, OK, REJECTED, Observed, 
 from knee.core.run import read_lines
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.http1.pool import Timeouts
+from knee.measure.client.connection import Connection
 from knee.measure.client.endpoints import Ask
-from knee.measure.client.live import Connection, LiveTarget, connect
+from knee.measure.client.live import LiveTarget, connect
 from knee.measure.target import Measured, Offer
 from knee.workload.file import load_workload
 from knee.workload.schedule import schedule

@@ -10,8 +10,9 @@ from tests.scripted_server import Scripted, plain, scripted, steady
 
 from knee.core.errors import InputError, TargetError, UsageError
 from knee.http1.origin import parse_origin
+from knee.measure.client.connection import Connection
 from knee.measure.client.endpoints import Ask
-from knee.measure.client.live import Connection, connect
+from knee.measure.client.live import connect
 from knee.measure.client.secret import Secret, read_key
 
 MODELS = "/v1/models"

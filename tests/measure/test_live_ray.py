@@ -24,8 +24,9 @@ from knee.core.requests import Observed
 from knee.core.units import NS_PER_S
 from knee.measure.client.actors import _places, on_ray
 from knee.measure.client.books import COLUMNS
+from knee.measure.client.connection import Connection
 from knee.measure.client.line import Line, WorkerLost
-from knee.measure.client.live import Connection, connect
+from knee.measure.client.live import connect
 from knee.measure.client.relay import Relay
 from knee.measure.client.worker import Delta, unpack
 from knee.mock.config import MockConfig

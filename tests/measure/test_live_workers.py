@@ -18,8 +18,9 @@ from knee.core.run import read_lines
 from knee.core.units import NS_PER_S
 from knee.http1.origin import parse_origin
 from knee.measure.client.books import Books
+from knee.measure.client.connection import Connection
 from knee.measure.client.endpoints import Ask, form, head_of
-from knee.measure.client.live import Connection, LiveTarget, connect
+from knee.measure.client.live import LiveTarget, connect
 from knee.measure.client.prompts import Prompts, plain_vocabulary
 from knee.measure.client.ready import Part, make_ready
 from knee.measure.target import Offer

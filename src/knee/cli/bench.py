@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from knee.core.point import Point
+    from knee.measure.client.connection import Connection
     from knee.measure.client.line import Hire
-    from knee.measure.client.live import Connection, LiveTarget
+    from knee.measure.client.live import LiveTarget
     from knee.measure.target import Offer
 
 

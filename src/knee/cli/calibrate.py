@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from knee.core.point import Point
-    from knee.measure.client.live import Connection
+    from knee.measure.client.connection import Connection
     from knee.measure.model.calibrate import Calibration
     from knee.measure.search.budget import Step
 

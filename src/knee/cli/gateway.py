@@ -71,30 +71,9 @@ def gateway(
     from random import Random
 
     from knee.core.clock import RealClock
-    from knee.http1.origin import parse_origin
-    from knee.policy.routing import POLICIES
-    from knee.protect.config import MIB, GatewayConfig
     from knee.protect.serve import Ports, RunningGateway, serve
 
-    origins = tuple(dict.fromkeys(parse_origin(url) for url in (*(urls or ()), *(upstream or ()))))
-    if not origins:
-        raise UsageError("no server to protect", "knee gateway http://127.0.0.1:8000 --max-in-flight 64")
-    if policy not in POLICIES:
-        raise UsageError(f"no policy {policy!r}", f"known: {', '.join(POLICIES)}")
-    limits = _limits(from_, max_in_flight, max_queue, queue_deadline)
-    config = GatewayConfig(
-        upstreams=origins,
-        limits=msgspec.structs.replace(limits, ready_wait_ns=parse_duration_ns(ready_wait)),
-        policy=policy,
-        connect_s=_seconds(connect_timeout),
-        first_byte_s=_seconds(first_byte_timeout),
-        between_bytes_s=_seconds(between_bytes_timeout),
-        probe_s=_seconds(probe_timeout),
-        unready_s=_seconds(unready, zero=True),
-        grace_s=_seconds(grace, zero=True),
-        keep_alive_s=_seconds(sse_keep_alive, zero=True),
-        body_bytes=max_body_mib * MIB,
-    )
+    config = _config(locals())
     ports = Ports(host=host, port=port, admin_host=admin_host, admin_port=admin_port)
     file = _open_log(access_log)
     made = Random(seed) if seed is not None else Random()
@@ -104,6 +83,39 @@ def gateway(
         lambda running: _announce(running, config, as_json),
     )
     return None if finished else EXIT_NEGATIVE
+
+
+def _config(flags: dict[str, Any]) -> GatewayConfig:
+    """What the flags ask for.
+
+    Raises:
+        UsageError, InputError: they make no gateway; the line says why.
+    """
+    from knee.http1.origin import parse_origin
+    from knee.policy.routing import POLICIES
+    from knee.protect.config import MIB, GatewayConfig
+
+    urls = (*(flags["urls"] or ()), *(flags["upstream"] or ()))
+    origins = tuple(dict.fromkeys(parse_origin(url) for url in urls))
+    if not origins:
+        raise UsageError("no server to protect", "knee gateway http://127.0.0.1:8000 --max-in-flight 64")
+    policy = flags["policy"]
+    if policy not in POLICIES:
+        raise UsageError(f"no policy {policy!r}", f"known: {', '.join(POLICIES)}")
+    limits = _limits(flags["from_"], flags["max_in_flight"], flags["max_queue"], flags["queue_deadline"])
+    return GatewayConfig(
+        upstreams=origins,
+        limits=msgspec.structs.replace(limits, ready_wait_ns=parse_duration_ns(flags["ready_wait"])),
+        policy=policy,
+        connect_s=_seconds(flags["connect_timeout"]),
+        first_byte_s=_seconds(flags["first_byte_timeout"]),
+        between_bytes_s=_seconds(flags["between_bytes_timeout"]),
+        probe_s=_seconds(flags["probe_timeout"]),
+        unready_s=_seconds(flags["unready"], zero=True),
+        grace_s=_seconds(flags["grace"], zero=True),
+        keep_alive_s=_seconds(flags["sse_keep_alive"], zero=True),
+        body_bytes=flags["max_body_mib"] * MIB,
+    )
 
 
 def _limits(

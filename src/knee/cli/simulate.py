@@ -14,14 +14,18 @@ from knee.core.errors import UsageError
 from knee.core.units import parse_duration_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.console import Group
     from rich.table import Table
 
     from knee.core.point import Summary
+    from knee.engine.config import EngineConfig
+    from knee.measure.model.calibrate import Calibration
     from knee.measure.model.like import Prediction
     from knee.measure.simulated import Simulated
+    from knee.measure.target import Offer
+    from knee.workload.spec import Workload
 
 T = TypeVar("T", int, float)
 
@@ -85,54 +89,88 @@ def simulate(
     Without --rate and --clients: both tables of the reference model (7 ms a step, 0.10 ms a sequence,
     0.018 ms a prefill token; 1,000 tokens in, 200 out).
     """
-    from knee.core.slo import parse_slo
-    from knee.engine.rules import at_version
-    from knee.measure.model.like import capacity, engine_like, load_calibration, predict_knee, rates_below
-    from knee.measure.simulated import simulated_point
-    from knee.measure.target import Offer
-
     flags = locals()
-    config = engine.engine_from(flags).checked()
-    if vllm_version:
-        config = at_version(config, vllm_version)
-    spec, _ = load.workload_from(load.LoadFlags(**{name: flags[name] for name in LOAD_FLAGS}))
-    found = None
-    if like is not None:
-        found = load_calibration(like)
-        given = {name for name in flags if _given(context, name)}
-        config = engine_like(found, config, given)
-        spec = spec if given & set(LOAD_FLAGS) else found.workload
-    elif slo:
+    if slo and like is None:
         raise UsageError("--slo without --like", "knee sweep finds the knee of a server")
-    warmup_ns = parse_duration_ns(warmup)
-    window_ns = parse_duration_ns(duration) - warmup_ns
-    if window_ns <= 0:
-        raise UsageError(f"a warm-up of {warmup} leaves nothing of {duration}", "a --duration counts it in")
-    both = not rate and not clients and found is None
+    config, spec, found = _engine_and_load(context, flags)
+    loops = _loops(rate, clients, config, spec, calibrated=found is not None)
+    if turns and any(sending is not None for _, sending in loops):
+        raise UsageError("conversations in a closed loop", "give --rate with --turns")
+    shown = _run(config, spec, _offers(flags, spec, loops), found, slo)
+    show(shown, as_json, lambda: _tables(shown["results"], shown.get("prediction")))
+
+
+def _engine_and_load(
+    context: typer.Context, flags: dict[str, Any]
+) -> tuple[EngineConfig, Workload, Calibration | None]:
+    """The engine and its load, as the flags say, or but for those that were typed as the calibration says."""
+    from knee.engine.rules import at_version
+    from knee.measure.model.like import engine_like, load_calibration
+
+    config = engine.engine_from(flags).checked()
+    if flags["vllm_version"]:
+        config = at_version(config, flags["vllm_version"])
+    spec, _ = load.workload_from(load.LoadFlags(**{name: flags[name] for name in LOAD_FLAGS}))
+    if flags["like"] is None:
+        return config, spec, None
+    found = load_calibration(flags["like"])
+    given = {name for name in flags if _given(context, name)}
+    return engine_like(found, config, given), spec if given & set(LOAD_FLAGS) else found.workload, found
+
+
+def _loops(
+    rate: str, clients: str, config: EngineConfig, spec: Workload, *, calibrated: bool
+) -> list[tuple[float, int | None]]:
+    """Rates of open loops, and after them the clients of closed ones, whose rate is 0.
+
+    Where none is given: those of the reference document, or rates up to what a calibrated engine can do.
+    """
+    from knee.measure.model.like import capacity, rates_below
+
+    both = not rate and not clients and not calibrated
     rates = _numbers(rate or DOCUMENT_RATES * both, float, "--rate")
-    if found is not None and not rates and not clients:
+    if calibrated and not rates and not clients:
         rates = rates_below(capacity(config, spec))
     counts = _numbers(clients or DOCUMENT_CLIENTS * both, int, "--clients")
-    if counts and turns:
-        raise UsageError("conversations in a closed loop", "give --rate with --turns")
-    offers = [
+    return [*((each, None) for each in rates), *((0.0, each) for each in counts)]
+
+
+def _offers(flags: dict[str, Any], spec: Workload, loops: Sequence[tuple[float, int | None]]) -> list[Offer]:
+    from knee.measure.target import Offer
+
+    warmup_ns = parse_duration_ns(flags["warmup"])
+    window_ns = parse_duration_ns(flags["duration"]) - warmup_ns
+    if window_ns <= 0:
+        what = f"a warm-up of {flags['warmup']} leaves nothing of {flags['duration']}"
+        raise UsageError(what, "a --duration counts it in")
+    return [
         Offer(
             workload=spec,
-            rate=each,
-            seed=seed,
+            rate=rate,
+            seed=flags["seed"],
             warmup_ns=warmup_ns,
             window_ns=window_ns,
-            drain_ns=parse_duration_ns(drain),
-            max_concurrency=sending,
+            drain_ns=parse_duration_ns(flags["drain"]),
+            max_concurrency=clients,
         )
-        for each, sending in (*((each, None) for each in rates), *((0.0, each) for each in counts))
+        for rate, clients in loops
     ]
+
+
+def _run(
+    config: EngineConfig, spec: Workload, offers: Sequence[Offer], found: Calibration | None, slo: str
+) -> dict[str, Any]:
+    """What became of the offers, and the knee where one is asked for."""
+    from knee.core.slo import parse_slo
+    from knee.measure.model.like import predict_knee
+    from knee.measure.simulated import simulated_point
+
     extra_ms = found.extra_ttft_ms if found else 0.0
     results = [simulated_point(config, offer, extra_ms) for offer in offers]
     shown: dict[str, Any] = {"simulated": True, "engine": config, "workload": spec, "results": results}
     if found is not None and slo:
         shown["prediction"] = predict_knee(found, config, spec, parse_slo(slo))
-    show(shown, as_json, lambda: _tables(results, shown.get("prediction")))
+    return shown
 
 
 def _given(context: typer.Context, name: str) -> bool:

@@ -1,7 +1,7 @@
 """`knee sweep`: raise the rate until the SLO breaks, and say where the knee is and what binds there."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from knee.measure.client.live import LiveTarget
     from knee.measure.search.budget import Budget
     from knee.measure.sweep import Sweep
-    from knee.measure.target import Measured
+    from knee.measure.target import Measured, Offer
     from knee.workload.spec import Workload
 
 MOST_RATES = 50
@@ -73,21 +73,23 @@ def sweep(
     """
     from knee.core.run import open_run
     from knee.measure.client.live import connect
-    from knee.measure.search.steps import Search
-    from knee.measure.single import live_point
-    from knee.measure.sweep import Recorder, search_knee, sweep_offers
 
     if resume is None and not slo:
         raise UsageError("a sweep needs objectives", 'write --slo "ttft p95 < 1s, itl p99 < 60ms"')
     if resume is not None and (rates or out or slo or workload):
         raise UsageError("--resume takes load, SLO and place from the run", "leave out what it says already")
-    objectives = parse_slo(slo) if slo else Slo(())
-    budget = _budget(precision, server_time, points)
     values = {name: value for name, value in locals().items() if name in load.LoadFlags.__struct_fields__}
     flags = load.LoadFlags(**values)
-    chosen = _rates(rates)
-    spec, _ = load.workload_from(flags)
-    offers = [load.offer_from(msgspec.structs.replace(flags, rate=rate)) for rate in chosen]
+    asked = Asked(
+        slo=parse_slo(slo) if slo else Slo(()),
+        budget=_budget(precision, server_time, points),
+        offers=[load.offer_from(msgspec.structs.replace(flags, rate=rate)) for rate in _rates(rates)],
+        workload=load.workload_from(flags)[0],
+        seed=seed,
+        clients=clients,
+        out=out,
+        resume=resume,
+    )
     connection = to.connection_from(
         url, model=model, endpoint=endpoint, body=body, headers=header, key_file=api_key_file,
         metrics=metrics, timeout=timeout, realtime=realtime,
@@ -98,23 +100,48 @@ def sweep(
     with to.workers_from(workers, ray) as (count, hire):
         target = connect(connection, workers=count, hire=hire)
         target.flags = known
-        kept: list[tuple[Measured, Point]] = []
-        if resume is not None:
-            spec, objectives, seed, kept = _reopen_run(resume, target)
-            run = resume
-        else:
-            run = _open_run(out, target, spec, objectives, seed)
-        log(f"run directory: {run}" + (f", {len(kept)} points kept" if kept else ""))
-        log(plan_line(budget, clients, offers))
-        search = Search(
-            spec, objectives, seed=seed, budget=budget, clients=clients, flags=target.describe().flags
-        )
-        recorder = Recorder(make_point=live_point, run=run, tell=tell, told=told)
-        if offers:
-            found = sweep_offers(target, offers, objectives, recorder)
-        else:
-            found = search_knee(target, search, recorder, kept)
-        return _conclude(found, target, objectives, run, as_json)
+        return _measure(target, asked, as_json)
+
+
+class Asked(NamedTuple):
+    """What to measure: `offers` one by one, or where there are none, by a search.
+
+    With `resume` that run's own load, SLO and seed take the place of these.
+    """
+
+    slo: Slo
+    budget: "Budget"
+    offers: "list[Offer]"
+    workload: "Workload"
+    seed: int
+    clients: int
+    out: Path | None
+    resume: Path | None
+
+
+def _measure(target: "LiveTarget", asked: Asked, as_json: bool) -> int:
+    """Measure, with every finished point in the run directory; the exit code."""
+    from knee.measure.search.steps import Search
+    from knee.measure.single import live_point
+    from knee.measure.sweep import Recorder, search_knee, sweep_offers
+
+    spec, slo, seed = asked.workload, asked.slo, asked.seed
+    kept: list[tuple[Measured, Point]] = []
+    if asked.resume is not None:
+        spec, slo, seed, kept = _reopen_run(asked.resume, target)
+        run = asked.resume
+    else:
+        run = _open_run(asked.out, target, spec, slo, seed)
+    log(f"run directory: {run}" + (f", {len(kept)} points kept" if kept else ""))
+    log(plan_line(asked.budget, asked.clients, asked.offers))
+    recorder = Recorder(make_point=live_point, run=run, tell=tell, told=told)
+    if asked.offers:
+        found = sweep_offers(target, asked.offers, slo, recorder)
+    else:
+        known = target.describe().flags
+        search = Search(spec, slo, seed=seed, budget=asked.budget, clients=asked.clients, flags=known)
+        found = search_knee(target, search, recorder, kept)
+    return _conclude(found, target, slo, run, as_json)
 
 
 def _flags_in(server_log: Path | None) -> dict[str, str]:

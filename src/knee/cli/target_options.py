@@ -12,8 +12,8 @@ from knee.core.errors import UsageError
 from knee.core.units import NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
+    from knee.measure.client.connection import Connection
     from knee.measure.client.line import Hire
-    from knee.measure.client.live import Connection
 
 UrlArgument = Annotated[str, typer.Argument(help="The server, or its router: http://127.0.0.1:8000.")]
 ModelOption = Annotated[str, typer.Option(help="Model to ask; the first one served when left out.")]
@@ -62,8 +62,8 @@ def connection_from(
         InputError: the key file cannot be read.
     """
     from knee.http1.pool import Timeouts
+    from knee.measure.client.connection import Connection
     from knee.measure.client.endpoints import Ask
-    from knee.measure.client.live import Connection
     from knee.measure.client.secret import read_key
 
     if n < 1:

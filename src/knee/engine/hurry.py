@@ -1,7 +1,8 @@
 """The ordinary part of `skip` at full speed: in few pieces, and on names that are looked up once.
 
 Ordinary is that decodes go on until the next change, that rows join whose whole shared text somebody holds,
-or who share none, that rows end, and that the last loses its blocks. All else is left to `Skip`.
+or who share none, that rows end, and that the last loses its blocks. All else is left to `Skip`, such as the
+step that nobody joins because others lose their blocks with it.
 
 What is free is a local name; `kv.free` holds what was free when the cache was last told of blocks taken, and
 what came back since, so that the difference is what it has to be told of.
@@ -19,10 +20,7 @@ if TYPE_CHECKING:
 
 
 def hurry(skip: "Skip", until_ns: int) -> bool:  # noqa: C901, PLR0912, PLR0915 - in smaller pieces it is half as fast
-    """Run until the first step that ends at `until_ns` or later, or until something out of the ordinary.
-
-    Whether that is that blocks are lost with the next step, which admits nobody then.
-    """
+    """Run until a step ends at `until_ns` or later, or till what is not ordinary; True if blocks are lost."""
     kv, pool, cost, due, again, running, ends = (
         skip.kv, skip.pool, skip.config.step_cost, skip.columns.due, skip.again, skip.running, skip.ends
     )  # fmt: skip
@@ -70,8 +68,8 @@ def hurry(skip: "Skip", until_ns: int) -> bool:  # noqa: C901, PLR0912, PLR0915 
         else:
             now = min(until_ns, next_due)
         if next_end <= steps:
-            free += end(steps, now)
-            decodes, next_due, next_end = len(running), due[arrived], ends[0] >> ROW_BITS
+            free, decodes = free + end(steps, now), len(running)
+            next_due, next_end = due[arrived], ends[0] >> ROW_BITS
             if skip.blocked and (free >= skip.lacking or not decodes):
                 skip.blocked = False
             goal = NEVER if skip.watched else goal

@@ -22,6 +22,7 @@ from knee.measure.foreign_requests import (
     cause_of,
     clients_of,
     guidellm_point,
+    rate_of,
     vllm_point,
 )
 
@@ -92,7 +93,7 @@ def _vllm(data: dict[str, Any]) -> Point:
         return _summary(found, data.get(f"mean_{name}_ms"), completed, failed)
 
     return _point(
-        rate=_rate(data["request_rate"]),
+        rate=rate_of(data["request_rate"]),
         served=float(data["request_throughput"]),
         seconds=float(data["duration"]),
         books=Counted(completed, failed, 0, 0, _causes(failed)),
@@ -250,11 +251,6 @@ def _causes(failed: int) -> dict[str, int]:
 
 def _scaled(value: float | None, scale: float) -> float | None:
     return None if value is None else float(value) * scale
-
-
-def _rate(value: Any) -> float:
-    """The rate asked; "inf", as vLLM writes where all requests are sent at once, is none."""
-    return 0.0 if value in ("inf", None) else float(value)
 
 
 _KNOWN = (

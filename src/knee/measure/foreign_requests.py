@@ -61,9 +61,13 @@ def vllm_point(data: dict[str, Any], slo: Slo | None) -> Point:
             *(data[name] for name in names), strict=True
         )
     ]
-    rate = data["request_rate"]
     notes = ("from vllm bench serve, all requests: latencies count from the send, chunks as tokens",)
-    return _made(rows, 0.0 if rate in ("inf", None) else float(rate), data.get("max_concurrency"), slo, notes)
+    return _made(rows, rate_of(data["request_rate"]), data.get("max_concurrency"), slo, notes)
+
+
+def rate_of(asked: Any) -> float:
+    """The rate asked; "inf", as vLLM writes where all requests are sent at once, is none."""
+    return 0.0 if asked in ("inf", None) else float(asked)
 
 
 def guidellm_point(benchmark: dict[str, Any], slo: Slo | None) -> Point | None:

@@ -13,8 +13,9 @@ import msgspec
 from knee.core.errors import TargetError
 from knee.core.units import NS_PER_S, parse_duration_ns
 from knee.http1.origin import split_url
+from knee.measure.client.connection import Connection
 from knee.measure.client.endpoints import Ask
-from knee.measure.client.live import Connection, connect
+from knee.measure.client.live import connect
 from knee.measure.client.secret import read_key
 from knee.measure.single import live_point
 from knee.tune.config import (

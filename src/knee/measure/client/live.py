@@ -14,10 +14,10 @@ from knee.core.snapshot import Snapshot
 from knee.core.units import NS_PER_MS, NS_PER_S
 from knee.http1.client import BlockingClient, Client, private_loop
 from knee.http1.files import allow_many_files
-from knee.http1.origin import Origin, parse_origin
-from knee.http1.pool import Pool, Timeouts
+from knee.http1.pool import Pool
+from knee.measure.client.connection import Connection
 from knee.measure.client.crew import MOST_WORKERS, start_crew
-from knee.measure.client.endpoints import Ask, form, head_of
+from knee.measure.client.endpoints import form, head_of
 from knee.measure.client.line import Hire, hire_processes
 from knee.measure.client.load import Load
 from knee.measure.client.memory import quiet_memory
@@ -27,7 +27,6 @@ from knee.measure.client.prompts import Prompts, Vocabulary
 from knee.measure.client.ready import make_ready
 from knee.measure.client.running import Loader, Progress, run_point, with_note
 from knee.measure.client.scrape import Scraper, joined, read_page, take
-from knee.measure.client.secret import Secret
 from knee.measure.client.worker import Job
 from knee.measure.target import Measured, Offer, TargetInfo, Watch
 
@@ -37,34 +36,6 @@ SETTLE_UNANSWERED = 20
 """So many looks in a row without an answer, and the server is gone."""
 
 SETTLE_POLL_S = 0.25
-
-
-class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach a server: what is asked of it, with which key and headers, and how long to wait.
-
-    `metrics_urls` are where its metrics are, one per replica where `url` is a router; none means `url`
-    itself. `headers` and `key` go with every request, the key never anywhere else. `realtime` asks for
-    real-time priority while load runs.
-    """
-
-    url: str
-    ask: Ask = Ask(model="")
-    metrics_urls: tuple[str, ...] = ()
-    headers: dict[str, str] = {}
-    key: Secret | None = None
-    timeouts: Timeouts = Timeouts()
-    realtime: bool = False
-
-    @property
-    def origin(self) -> Origin:
-        """Where requests go; a base path of /v1, which many people write, is understood."""
-        origin = parse_origin(self.url)
-        return msgspec.structs.replace(origin, base=origin.base.removesuffix("/v1"))
-
-    def all_headers(self) -> dict[str, str]:
-        """The headers of every request, the key among them."""
-        key = {"authorization": f"Bearer {self.key.reveal()}"} if self.key else {}
-        return {**self.headers, **key}
 
 
 class LiveTarget:
