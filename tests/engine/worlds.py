@@ -57,6 +57,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
             per_seq_ns=draw(st.integers(0, 4)),
             per_prefill_token_ns=draw(st.integers(0, 3)),
             per_context_token_ns=draw(st.sampled_from((0, 0, 1, 2))),
+            per_prefill_step_ns=draw(st.sampled_from((0, 0, 1, 9))),
         ),
         max_num_seqs=seqs,
         max_num_batched_tokens=seqs + draw(st.sampled_from((0, 1, 3, 7, 30, 100))),

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from knee.core.units import NS_PER_S
 from knee.engine.config import EngineConfig, StepCost
 from knee.engine.engine import Engine
 from knee.engine.request import Request
-from knee.measure.model.calibrate import Calibration, calibrate
+from knee.measure.light import in_clumps
+from knee.measure.model.calibrate import PARTS, Calibration, calibrate
+from knee.measure.model.fitting import fit_steps
 from knee.measure.model.like import load_calibration, predict_knee
 from knee.measure.point import make_point
 from knee.measure.recorded import read_recorded
@@ -45,8 +48,13 @@ def _offer(rate: float, seed: int) -> Offer:
     )  # fmt: skip
 
 
-def _records(config: EngineConfig, offer: Offer, point: int, jitter_ns: int) -> list[RequestRecord]:
-    """What a client would note of the engine: every token's instant, late by up to `jitter_ns`."""
+def _records(
+    config: EngineConfig, offer: Offer, point: int, jitter_ns: int, stall_ns: int = 0
+) -> list[RequestRecord]:
+    """What a client would note of the engine: every token's instant, late by up to `jitter_ns`.
+
+    One step in 300 takes `stall_ns` longer, because the machine was away.
+    """
     engine, rng = Engine(config), random.Random(offer.seed)
     requests: list[Request] = []
     for stretch in schedule(offer.workload, offer.rate, offer.seed):
@@ -67,7 +75,7 @@ def _records(config: EngineConfig, offer: Offer, point: int, jitter_ns: int) -> 
         if step is None:
             now = requests[sent].arrival_ns
             continue
-        now = step.end_ns
+        now = step.end_ns + (stall_ns if rng.random() < 1 / 300 else 0)
         for request in step.emitted:
             before = tokens[request.id][-1] if tokens[request.id] else 0
             tokens[request.id].append(max(before + 1, now + rng.randrange(jitter_ns)))
@@ -84,25 +92,30 @@ def _record(request: Request, point: int, at: list[int]) -> RequestRecord:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run") / "sweep"
-    target = SimulatedTarget(TRUE)
+def _run(
+    folder: Path, config: EngineConfig, workload: Workload, rates: Sequence[float], stall_ns: int = 0
+) -> Path:
+    target = SimulatedTarget(config)
     plan = {
         "command": "sweep", "target": msgspec.to_builtins(target.describe()), "seed": 1,
-        "workload": msgspec.to_builtins(WORKLOAD), "slo": msgspec.to_builtins(SLO),
+        "workload": msgspec.to_builtins(workload), "slo": msgspec.to_builtins(SLO),
     }  # fmt: skip
     create_run(folder, plan)
-    for number, rate in enumerate((8.0, 16.0, 24.0)):
-        offer = _offer(rate, seed=number)
+    for number, rate in enumerate(rates):
+        offer = msgspec.structs.replace(_offer(rate, seed=number), workload=workload)
         append_lines(folder / POINTS, [make_point(target.measure(offer), offer, SLO)])
-        append_lines(folder / RECORDS, _records(TRUE, offer, number, jitter_ns=200_000))
+        append_lines(folder / RECORDS, _records(config, offer, number, 200_000, stall_ns))
     return folder
 
 
 @pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _run(tmp_path_factory.mktemp("run") / "sweep", TRUE, WORKLOAD, (8.0, 16.0, 24.0))
+
+
+@pytest.fixture(scope="module")
 def found(run: Path) -> Calibration:
-    return calibrate(read_recorded(run), {})
+    return calibrate([read_recorded(run)], {})
 
 
 def test_the_costs_are_found_within_their_intervals(found: Calibration) -> None:
@@ -123,9 +136,9 @@ def test_the_fitted_engine_replays_what_was_seen(found: Calibration) -> None:
         assert one.ttft_fitted_ms + found.extra_ttft_ms == pytest.approx(one.ttft_ms, rel=0.10)
 
 
-def _served(config: EngineConfig, slo: Slo) -> float:
+def _served(config: EngineConfig, slo: Slo, workload: Workload = WORKLOAD) -> float:
     """The served rate of an overloaded engine."""
-    offer = msgspec.structs.replace(_offer(200, seed=9), drain_ns=0)
+    offer = msgspec.structs.replace(_offer(200, seed=9), workload=workload, drain_ns=0)
     return make_point(SimulatedTarget(config).measure(offer), offer, slo).served_rate
 
 
@@ -136,12 +149,53 @@ def test_it_predicts_the_capacity_at_other_limits(found: Calibration, seats: int
     assert ours == pytest.approx(true, rel=0.05)
 
 
+LAID_OUT_ANEW = EngineConfig(
+    step_cost=StepCost(
+        fixed_ns=2_000_000, per_seq_ns=120_000, per_prefill_token_ns=20_000, per_prefill_step_ns=2_500_000
+    ),
+    max_num_seqs=128,
+    max_num_batched_tokens=2048,
+)
+FIXED = Workload(prompt_tokens=Lengths(mean=128), output_tokens=Lengths(mean=32))
+
+
+def test_what_a_step_with_prefill_costs_is_told_from_its_tokens_where_requests_come_in_clumps(
+    tmp_path: Path,
+) -> None:
+    """At the knee four prompts share a step, in light load one has it alone: all at once tells them apart."""
+    light = (15.0, 30.0, 45.0)
+    clumped = read_recorded(_run(tmp_path / "clumped", LAID_OUT_ANEW, in_clumps(FIXED), light))
+    even = read_recorded(_run(tmp_path / "even", LAID_OUT_ANEW, FIXED, light))
+    true = _served(LAID_OUT_ANEW, SLO, FIXED)
+    found = calibrate([clumped], {})
+    assert found.costs["per_prefill_step"].ms == pytest.approx(2.5, rel=0.2)
+    assert found.costs["per_prefill_token"].ms == pytest.approx(0.02, rel=0.1)
+    assert _served(found.engine, SLO, FIXED) == pytest.approx(true, rel=0.03)
+    both = calibrate([even, clumped], {})
+    assert _served(both.engine, SLO, FIXED) == pytest.approx(true, rel=0.03)
+    assert both.workload == FIXED
+    plain = fit_steps([seen for _, seen in even.points])
+    assert plain is not None
+    cost = StepCost(**{part: round(getattr(plain, part)) for part in PARTS})
+    without = msgspec.structs.replace(LAID_OUT_ANEW, step_cost=cost)
+    assert _served(without, SLO, FIXED) < 0.85 * true
+
+
+def test_stalls_of_the_machine_are_not_taken_for_the_cost_of_a_sequence(tmp_path: Path) -> None:
+    stalled = read_recorded(
+        _run(tmp_path / "stalled", LAID_OUT_ANEW, in_clumps(FIXED), (30.0, 45.0, 60.0), stall_ns=60_000_000)
+    )
+    found = calibrate([stalled], {})
+    assert found.costs["per_seq"].ms == pytest.approx(0.12, rel=0.15)
+    assert found.costs["fixed"].ms == pytest.approx(2.0, rel=0.15)
+
+
 def test_only_the_points_below_a_rate(run: Path) -> None:
-    found = calibrate(read_recorded(run), {"max_num_seqs": 4}, below=16)
+    found = calibrate([read_recorded(run)], {"max_num_seqs": 4}, below=16)
     assert found.rates == (8.0, 16.0)
     assert found.engine.max_num_seqs == 4
     with pytest.raises(NoAnswer, match="0 points"):
-        calibrate(read_recorded(run), {}, below=1)
+        calibrate([read_recorded(run)], {}, below=1)
 
 
 def test_a_run_without_records_is_told(tmp_path: Path) -> None:

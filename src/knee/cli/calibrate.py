@@ -1,5 +1,6 @@
 """`knee calibrate`: fit the simulated engine to a recorded run, or to a live server."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,30 +9,35 @@ import typer
 from knee.cli import load_options as load
 from knee.cli import target_options as to
 from knee.cli.app import JsonOption, log, show
-from knee.core.errors import NoAnswer, TargetLost
+from knee.core.errors import NoAnswer, TargetLost, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import Group
 
     from knee.core.point import Point
-    from knee.measure.client.connection import Connection
+    from knee.measure.client.live import LiveTarget
     from knee.measure.model.calibrate import Calibration
     from knee.measure.search.budget import Step
+    from knee.measure.target import Offer
+    from knee.workload.spec import Workload
 
 NAMES = {
     "fixed": "a step",
     "per_seq": "a running sequence",
     "per_prefill_token": "a prefill token",
     "per_context_token": "a token of context read",
+    "per_prefill_step": "a step with prefill in it",
 }
 
 
 def calibrate(
-    run: Annotated[
-        str, typer.Argument(help="The run directory of a sweep, or a server's URL.", metavar="RUN|URL")
+    runs: Annotated[
+        list[str], typer.Argument(help="Run directories of one server, or its URL.", metavar="RUN...|URL")
     ],
     *,
-    below: Annotated[float | None, typer.Option(help="Use only points at rates up to this.")] = None,
+    below: Annotated[float, typer.Option(help="Use only points at rates up to this.")] = math.inf,
     max_num_seqs: Annotated[int | None, typer.Option(help="Where the run does not tell it.")] = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(help="Where the run does not tell it.")
@@ -50,41 +56,75 @@ def calibrate(
     api_key_file: to.KeyOption = None,
     metrics: to.MetricsOption = None,
     timeout: to.TimeoutOption = "10m",
+    realtime: to.RealtimeOption = False,
+    server_log: to.ServerLogOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fit the step cost of the simulated engine to what a run's requests saw.
 
-    With a URL the server is first measured at light to medium load, and the run kept in runs/calibrate-N.
-    Shows each part with its 95 % interval, the fitted engine beside every measured point, and how far it may
-    be trusted.
+    With a URL the server is first measured at light to medium load, then with requests in clumps, and the
+    runs kept in runs/calibrate-N. Shows each part with its 95 % interval, the fitted engine beside every
+    measured point, and how far it may be trusted.
     """
     from knee.core.run import write_atomically
+    from knee.measure.client.live import connect
     from knee.measure.model.calibrate import calibrate as fit
     from knee.measure.recorded import read_recorded
 
-    folder = Path(run)
-    if run.startswith(("http://", "https://")):
+    folders = [Path(run) for run in runs]
+    live = [run for run in runs if run.startswith(("http://", "https://"))]
+    if live and len(runs) > 1:
+        raise UsageError(f"{live[0]} beside others", "a server alone, or run directories")
+    if live:
+        flags = load.LoadFlags(prompt=prompt, output=output, seed=seed, workload=workload)
         connection = to.connection_from(
-            run, model=model, endpoint=endpoint, body=body, headers=header, key_file=api_key_file,
-            metrics=metrics, timeout=timeout, realtime=False,
+            runs[0], model=model, endpoint=endpoint, body=body, headers=header, key_file=api_key_file,
+            metrics=metrics, timeout=timeout, realtime=realtime,
         )  # fmt: skip
-        flags_of_load = load.LoadFlags(prompt=prompt, output=output, seed=seed, workload=workload)
-        folder = _measure(connection, flags_of_load, server_time)
+        target = connect(connection)
+        target.flags = to.flags_in(server_log)
+        folders = _measure_lightly(target, load.workload_from(flags)[0], seed, server_time, below)
     given = {
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "num_gpu_blocks": num_gpu_blocks,
     }
-    flags = {name: value for name, value in given.items() if value is not None}
-    found = fit(read_recorded(folder), flags, float("inf") if below is None else below)
+    limits = {name: value for name, value in given.items() if value is not None}
+    found = fit([read_recorded(folder) for folder in folders], limits, below)
     if out is not None:
         write_atomically(out, found)
         log(f"saved to {out}")
     show(found, as_json, lambda: _shown(found))
 
 
-def _measure(connection: "Connection", flags: load.LoadFlags, server_time: str) -> Path:
-    """Measure a server at light to medium load; the run directory.
+def _measure_lightly(
+    target: "LiveTarget", workload: "Workload", seed: int, server_time: str, below: float
+) -> list[Path]:
+    """Measure a server at light to medium load, then with requests in clumps; the run directories.
+
+    A workload with arrivals of its own kind is offered as it is, and only so.
+    """
+    from knee.core.units import NS_PER_S, parse_duration_ns
+    from knee.measure.light import CLUMPED_SHARE, clumped_offers, in_clumps, light_offers
+    from knee.workload.spec import Arrivals
+
+    for note in target.notes:
+        log(f"note: {note}")
+    server_s = parse_duration_ns(server_time) / NS_PER_S
+    clumped_s = server_s * CLUMPED_SHARE if workload.arrivals == Arrivals() else 0.0
+    seen: list[Point] = []
+    offers = light_offers(workload, seed, server_s - clumped_s, seen, below)
+    runs = [_measure(target, workload, seed, offers, seen)]
+    again = clumped_offers(workload, seed, clumped_s, seen) if clumped_s else []
+    if again:
+        runs.append(_measure(target, in_clumps(workload), seed, again, []))
+    return runs
+
+
+def _measure(
+    target: "LiveTarget", workload: "Workload", seed: int, offers: "Iterable[Offer]", seen: "list[Point]"
+) -> Path:
+    """Measure `offers`, each point going to `seen`; the run directory.
 
     Raises:
         TargetLost: the server was lost on the way.
@@ -93,20 +133,12 @@ def _measure(connection: "Connection", flags: load.LoadFlags, server_time: str) 
     from knee.cli.sweep_view import tell, told
     from knee.core.run import create_run, new_folder
     from knee.core.slo import Slo
-    from knee.core.units import NS_PER_S, parse_duration_ns
-    from knee.measure.client.live import connect
-    from knee.measure.light import light_offers
     from knee.measure.single import live_point
     from knee.measure.sweep import Recorder, finish, plan_of, sweep_offers
 
-    spec, _ = load.workload_from(flags)
-    server_s = parse_duration_ns(server_time) / NS_PER_S
-    seen: list[Point] = []
-    target = connect(connection)
-    for note in target.notes:
-        log(f"note: {note}")
-    plan = plan_of("sweep", target, spec, Slo(()), flags.seed)
-    run = target.run = create_run(new_folder(Path("runs"), "calibrate"), plan)
+    plan = plan_of("sweep", target, workload, Slo(()), seed)
+    run = create_run(new_folder(Path("runs"), "calibrate"), plan)
+    target.keep_in(run)
     log(f"run directory: {run}")
 
     def heard(step: "Step", point: "Point") -> None:
@@ -114,10 +146,11 @@ def _measure(connection: "Connection", flags: load.LoadFlags, server_time: str) 
         told(step, point)
 
     recorder = Recorder(make_point=live_point, run=run, tell=tell, told=heard)
-    found = sweep_offers(target, light_offers(spec, flags.seed, server_s, seen), Slo(()), recorder)
+    found = sweep_offers(target, offers, Slo(()), recorder)
     finish(run, found)
     if found.ended == "target lost":
-        raise TargetLost(f"{connection.url} was lost: {found.why}", f"look at its log; {run} has the points")
+        at = target.connection.url
+        raise TargetLost(f"{at} was lost: {found.why}", f"look at its log; {run} has the points")
     if found.ended == "interrupted":
         raise NoAnswer("interrupted before it was calibrated", f"knee calibrate {run} takes what there is")
     return run

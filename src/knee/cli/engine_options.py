@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 StepMs = Annotated[float, typer.Option(help="Fixed part of a step, ms.")]
 SeqMs = Annotated[float, typer.Option(help="Per sequence in a step, ms.")]
 PrefillTokenMs = Annotated[float, typer.Option(help="Per prefill token in a step, ms.")]
+PrefillStepMs = Annotated[float, typer.Option(help="Per step with any prefill in it, ms.")]
 ContextTokenMs = Annotated[float, typer.Option(help="Per token of context read in a step, ms.")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Sequences that run at once.")]
 MaxNumBatchedTokens = Annotated[int, typer.Option(help="Token budget of a step.")]
@@ -38,6 +39,7 @@ _COSTS = {
     "seq_ms": "per_seq_ns",
     "prefill_token_ms": "per_prefill_token_ns",
     "context_token_ms": "per_context_token_ns",
+    "prefill_step_ms": "per_prefill_step_ns",
 }
 
 

@@ -49,6 +49,7 @@ def mock(
     seq_ms: engine.SeqMs = 0.10,
     prefill_token_ms: engine.PrefillTokenMs = 0.018,
     context_token_ms: engine.ContextTokenMs = 0.0,
+    prefill_step_ms: engine.PrefillStepMs = 0.0,
     front_request_ms: engine.FrontRequestMs = 0.0,
     front_token_ms: engine.FrontTokenMs = 0.0,
     api_server_count: engine.ApiServers = 1,

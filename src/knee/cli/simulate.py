@@ -66,6 +66,7 @@ def simulate(
     seq_ms: engine.SeqMs = 0.10,
     prefill_token_ms: engine.PrefillTokenMs = 0.018,
     context_token_ms: engine.ContextTokenMs = 0.0,
+    prefill_step_ms: engine.PrefillStepMs = 0.0,
     max_num_seqs: engine.MaxNumSeqs = 128,
     max_num_batched_tokens: engine.MaxNumBatchedTokens = 4096,
     max_model_len: engine.MaxModelLen = 8192,

@@ -53,9 +53,7 @@ def sweep(
     workers: to.WorkersOption = None,
     ray: to.RayOption = "",
     realtime: to.RealtimeOption = False,
-    server_log: Annotated[
-        Path | None, typer.Option(help="The server's start-up log: its flags tell the diagnosis more.")
-    ] = None,
+    server_log: to.ServerLogOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory to write; runs/sweep-N if left out.")
     ] = None,
@@ -96,7 +94,7 @@ def sweep(
     )  # fmt: skip
     if resume is not None:
         open_run(resume)
-    known = _flags_in(server_log)
+    known = to.flags_in(server_log)
     with to.workers_from(workers, ray) as (count, hire):
         target = connect(connection, workers=count, hire=hire)
         target.flags = known
@@ -142,25 +140,6 @@ def _measure(target: "LiveTarget", asked: Asked, as_json: bool) -> int:
         search = Search(spec, slo, seed=seed, budget=asked.budget, clients=asked.clients, flags=known)
         found = search_knee(target, search, recorder, kept)
     return _conclude(found, target, slo, run, as_json)
-
-
-def _flags_in(server_log: Path | None) -> dict[str, str]:
-    """The flags that a start-up log shows, and the KV cache it found.
-
-    Raises:
-        InputError: there is no such log, or it is none of vLLM.
-    """
-    from knee.core.errors import InputError
-    from knee.fit.log import read_log
-    from knee.fit.server_flags import known_flags
-
-    if server_log is None:
-        return {}
-    try:
-        with server_log.open("rb") as stream:
-            return known_flags(read_log(stream, str(server_log)))
-    except OSError as error:
-        raise InputError(f"{server_log} cannot be read: {error.strerror}") from error
 
 
 def _conclude(found: "Sweep", target: "LiveTarget", slo: Slo, run: Path, as_json: bool) -> int:
@@ -215,7 +194,7 @@ def _open_run(out: Path | None, target: "LiveTarget", spec: Any, slo: Slo, seed:
     from knee.measure.sweep import plan_of
 
     run = create_run(out or new_folder(Path("runs"), "sweep"), plan_of("sweep", target, spec, slo, seed))
-    target.run = run
+    target.keep_in(run)
     for note in target.notes:
         log(f"note: {note}")
     return run
@@ -243,7 +222,7 @@ def _reopen_run(run: Path, target: "LiveTarget") -> "tuple[Workload, Slo, int, l
         was, what = f"{before.model} on {before.version}", f"{now.model} on {now.version}"
         raise InputError(f"{run} measured {was}, this server has {what}", "begin a new sweep")
     kept = kept_points(run)
-    target.run, target.point = run, len(kept)
+    target.keep_in(run, len(kept))
     return msgspec.convert(plan["workload"], Workload), msgspec.convert(plan["slo"], Slo), plan["seed"], kept
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
-from knee.core.errors import UsageError
+from knee.core.errors import InputError, UsageError
 from knee.core.units import NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ RayOption = Annotated[
     str,
     typer.Option("--ray", help="Run them on this Ray cluster: HOST:6379, or auto on one of its nodes."),
 ]
+ServerLogOption = Annotated[Path | None, typer.Option(help="The server's start-up log: it tells its limits.")]
 TimeoutOption = Annotated[str, typer.Option(help="How long one request may take in all.")]
 
 
@@ -129,3 +130,21 @@ def _headers(texts: list[str]) -> dict[str, str]:
             raise UsageError("a header that cannot be one", "write 'NAME: VALUE'")  # its value may be secret
         headers[token.lower()] = value.strip()
     return headers
+
+
+def flags_in(server_log: Path | None) -> dict[str, str]:
+    """The flags that a start-up log shows, and the KV cache it found.
+
+    Raises:
+        InputError: there is no such log, or it is none of vLLM.
+    """
+    from knee.fit.log import read_log
+    from knee.fit.server_flags import known_flags
+
+    if server_log is None:
+        return {}
+    try:
+        with server_log.open("rb") as stream:
+            return known_flags(read_log(stream, str(server_log)))
+    except OSError as error:
+        raise InputError(f"{server_log} cannot be read: {error.strerror}") from error

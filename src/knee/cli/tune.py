@@ -83,7 +83,7 @@ def _propose(run: Path, config: Path | None, as_json: bool) -> int:
     slo = session.slo if session is not None else recorded.slo
     if slo is None:
         raise UsageError(f"{run} was measured without an SLO", "give a knee.toml that states one")
-    found = calibrate(recorded, {})
+    found = calibrate([recorded], {})
     proposed = propose_like(found, slo, dict(session.moves) if session is not None else MOVES)
     show(proposed, as_json, lambda: "\n".join(proposed_lines(proposed)))
     return EXIT_OK

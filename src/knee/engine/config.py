@@ -15,21 +15,24 @@ Policy = Literal["fcfs", "priority"]
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     """What one engine step takes, in integer nanoseconds, so that steps add up the same in any order.
 
-    fixed + per sequence in the batch + per prefill token computed + per token of context that attention reads
-    (of every sequence in the batch: the tokens it holds when the step ends).
+    fixed + per sequence in the batch + per prefill token computed + once where there is any + per token of
+    context that attention reads (of every sequence in the batch: the tokens it holds when the step ends).
+    What a step with prefill costs beyond its tokens: a GPU leaves the CUDA graph of pure decoding, and on any
+    server the batch is laid out anew.
     """
 
     fixed_ns: int
     per_seq_ns: int
     per_prefill_token_ns: int
     per_context_token_ns: int = 0
+    per_prefill_step_ns: int = 0
 
     def step_ns(self, seqs: int, prefill_tokens: int, context_tokens: int = 0) -> int:
         """Nanoseconds of one step."""
         return (
             self.fixed_ns
             + self.per_seq_ns * seqs
-            + self.per_prefill_token_ns * prefill_tokens
+            + (self.per_prefill_step_ns + self.per_prefill_token_ns * prefill_tokens if prefill_tokens else 0)
             + self.per_context_token_ns * context_tokens
         )
 

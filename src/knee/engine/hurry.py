@@ -84,7 +84,9 @@ def _joining(skip: "Skip") -> Callable[[int, int, int, int, int], tuple[int, int
     prompt, output, shared, pool = columns.prompt, columns.output, columns.shared, skip.pool
     whole, absent = pool.whole, pool.absent
     running, ends, residues, size = skip.running, skip.ends, skip.residues, skip.size
-    fixed, per_seq, per_token = cost.fixed_ns, cost.per_seq_ns, cost.per_prefill_token_ns
+    fixed, per_seq, per_token, anew = (
+        cost.fixed_ns, cost.per_seq_ns, cost.per_prefill_token_ns, cost.per_prefill_step_ns
+    )  # fmt: skip
     seats, all_tokens, watermark, reserve_full = (
         skip.seats, skip.config.max_num_batched_tokens, kv.watermark, kv.reserve_full
     )  # fmt: skip
@@ -123,7 +125,8 @@ def _joining(skip: "Skip") -> Callable[[int, int, int, int, int], tuple[int, int
             residues[(steps + 1 - prompt[begun]) % size] += 1
             begun += 1
             skip.spoken = begun
-        return fixed + per_seq * taking + per_token * (all_tokens - decodes - budget), begun, free
+        tokens = all_tokens - decodes - budget
+        return fixed + per_seq * taking + (anew + per_token * tokens if tokens else 0), begun, free
 
     return join
 

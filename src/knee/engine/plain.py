@@ -102,9 +102,11 @@ class Plain:
         self.ends = [entry - rows for entry in self.ends if entry >> ROW_BITS < FAR_NS]
         self.ends.append(FAR_NS << ROW_BITS)
 
-    def _run(self, until_ns: int) -> None:  # noqa: C901 - in one piece it is twice as fast
+    def _run(self, until_ns: int) -> None:  # noqa: C901, PLR0915 - in one piece it is twice as fast
         cost, columns, heap = self.config.step_cost, self.columns, self.ends
-        fixed, per_seq, per_token = cost.fixed_ns, cost.per_seq_ns, cost.per_prefill_token_ns
+        fixed, per_seq, per_token, anew = (
+            cost.fixed_ns, cost.per_seq_ns, cost.per_prefill_token_ns, cost.per_prefill_step_ns
+        )  # fmt: skip
         seats, all_tokens = self.config.max_num_seqs, self.config.max_num_batched_tokens
         due, prompt, output, last = columns.due, columns.prompt, columns.output, columns.last
         now, step, arrived, begun, left = self.now_ns, self.steps, self.arrived, self.begun, self.left
@@ -129,7 +131,8 @@ class Plain:
                         budget -= tokens
                         heappush(heap, (step + output[begun] << ROW_BITS) + begun)
                     begun += 1
-                took = fixed + per_seq * taking + per_token * (all_tokens - decoding - budget)
+                tokens = all_tokens - decoding - budget
+                took = fixed + per_seq * taking + (anew + per_token * tokens if tokens else 0)
                 now += took
                 step += 1
                 mixed += (took, decoding, now, begun, begun - 1 if left else begun)

@@ -125,14 +125,8 @@ class Skip(Batch):
             if not taking:
                 self._step()
                 return
-        cost = config.step_cost
-        took_ns = (
-            cost.fixed_ns
-            + cost.per_seq_ns * taking
-            + cost.per_prefill_token_ns * (config.max_num_batched_tokens - decodes - budget)
-        )
-        if context:
-            took_ns += cost.per_context_token_ns * context
+        prefill = config.max_num_batched_tokens - decodes - budget
+        took_ns = config.step_cost.step_ns(taking, prefill, context)
         self.now_ns = now_ns = self.now_ns + took_ns
         self.steps = steps + 1
         self.mixed += (took_ns, decodes, now_ns, self.begun, self.spoken)

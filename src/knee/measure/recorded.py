@@ -42,7 +42,8 @@ def read_recorded(path: Path) -> Recorded:
     if not seen:
         raise InputError(f"{path} holds no records of requests", "a run of knee sweep has records.jsonl")
     try:
-        workload = msgspec.convert(plan["workload"], Workload)
+        asked = plan.get("offer") or plan  # a single point has an offer, a sweep a workload
+        workload = msgspec.convert(asked["workload"], Workload)
         slo = msgspec.convert(plan["slo"], Slo) if plan.get("slo") else None
     except (KeyError, msgspec.ValidationError) as error:
         raise InputError(f"the plan of {path} cannot be read: {error}") from error

@@ -34,7 +34,7 @@ def measure_point(
     if run is not None:
         plan = {"command": "bench", "target": target.describe(), "offer": offer, "slo": slo}
         create_run(run, plan)
-        target.run = run
+        target.keep_in(run)
     if result is not None:
         target.collect = []
     wall_ns = RealClock().wall_ns()

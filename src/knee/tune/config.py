@@ -91,6 +91,7 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True, tag="simulated"
     seq_ms: float = 0.1
     prefill_token_ms: float = 0.018
     context_token_ms: float = 0.0
+    prefill_step_ms: float = 0.0
     front_request_ms: float = 0.0
     num_gpu_blocks: int = 65_537
     block_size: int = 16

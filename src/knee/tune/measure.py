@@ -64,7 +64,7 @@ def _measured(job: Job, running: Running) -> Result:
     trial, config, run, target = job.trial, job.config, job.run, running.target
     create_run(run, _plan(trial, config, running))
     if isinstance(target, LiveTarget):
-        target.run = run
+        target.keep_in(run)
     spend = config.spend
     search = Search(
         config.workload,

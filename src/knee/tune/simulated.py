@@ -59,6 +59,7 @@ def engine_of(server: SimulatedServer) -> EngineConfig:
         per_seq_ns=round(server.seq_ms * NS_PER_MS),
         per_prefill_token_ns=round(server.prefill_token_ms * NS_PER_MS),
         per_context_token_ns=round(server.context_token_ms * NS_PER_MS),
+        per_prefill_step_ns=round(server.prefill_step_ms * NS_PER_MS),
     )
     return EngineConfig(
         step_cost=cost,

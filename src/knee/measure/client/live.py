@@ -72,6 +72,10 @@ class LiveTarget:
         self.progress: Progress | None = None
         """Called about once a second while a point runs."""
 
+    def keep_in(self, run: Path, points: int = 0) -> None:
+        """Keep what requests see from now on in `run`, which has so many points already."""
+        self.run, self.point = run, points
+
     def describe(self) -> TargetInfo:
         """Address, version and model."""
         return TargetInfo(

@@ -1,7 +1,7 @@
 """Fit a simulated engine to a recorded run: step costs with intervals, how well they replay it, their reach.
 
-The fit is `fitting.fit_steps`; intervals are those of a delete-block jackknife over time (Künsch 1989), which
-keeps neighbouring gaps together because they depend on each other.
+The fit is `fitting.fit_steps_closely`; intervals are those of a delete-block jackknife over time (Künsch
+1989), which keeps neighbouring gaps together because they depend on each other.
 """
 
 import math
@@ -15,18 +15,19 @@ from knee.core.point import Point
 from knee.core.requests import NEVER, Gaps, Observed
 from knee.core.units import NS_PER_MS
 from knee.engine.config import EngineConfig, StepCost
-from knee.measure.model.fitting import StepFit, fit_steps, streaming_at
+from knee.measure.model.fitting import StepFit, fit_steps_closely, streaming_at
 from knee.measure.model.replay import UNBOUNDED_BLOCKS
 from knee.measure.point import make_point
 from knee.measure.recorded import Recorded
 from knee.measure.simulated import SimulatedTarget
 from knee.measure.target import Offer
 from knee.stats.distributions import student_quantile
+from knee.stats.percentile import quantile
 from knee.workload.spec import Workload
 
 BLOCKS = 12
 CONFIDENCE = 0.95
-PARTS = ("fixed_ns", "per_seq_ns", "per_prefill_token_ns", "per_context_token_ns")
+PARTS = tuple(part.name for part in msgspec.structs.fields(StepCost))
 UNBOUNDED_SEQS = 4096
 REACH = 2.0
 """How far beyond what was seen a prediction is still given without a mark: to twice the sequences at once."""
@@ -80,48 +81,59 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         return REACH * self.running_seen
 
 
-def calibrate(run: Recorded, flags: Mapping[str, int], below: float = math.inf) -> Calibration:
-    """The engine that explains the open-loop points of `run` at rates up to `below`.
+def calibrate(runs: Sequence[Recorded], flags: Mapping[str, int], below: float = math.inf) -> Calibration:
+    """The engine that explains the open-loop points of `runs`, of one server, at rates up to `below`.
 
-    `flags` are engine limits that the caller knows, by vLLM's names; they come before those of the run.
+    `flags` are engine limits that the caller knows, by vLLM's names; they come before those of the runs. The
+    workload is that of the first.
 
     Raises:
         NoAnswer: there are too few gaps between tokens to tell a step from its parts.
     """
-    used = [(p, o) for p, o in run.points if p.max_concurrency is None and p.rate <= below and not p.invalid]
-    fit = fit_steps([seen for _, seen in used])
+    points = [(run, point, seen) for run in runs for point, seen in run.points]
+    used = [
+        (run, point, seen)
+        for run, point, seen in points
+        if point.max_concurrency is None and point.rate <= below and not point.invalid
+    ]
+    observed = [seen for _, _, seen in used]
+    paths = ", ".join(run.path for run in runs)
+    fit = fit_steps_closely(observed)
     if fit is None:
-        left = len(run.points) - len(used)
+        left = len(points) - len(used)
         raise NoAnswer(
-            f"{len(used)} points of {run.path} tell too little about the steps of the engine"
+            f"{len(used)} points of {paths} tell too little about the steps of the engine"
             + (f", and {left} are invalid, closed-loop or above the rate" if left else ""),
             "longer points, at several rates, with streaming",
         )
-    engine, assumed = _engine(run, fit, flags)
-    fits = _leaving_out([seen for _, seen in used])
-    replayed = [_replay(run, point, seen, engine) for point, seen in used]
-    light = min(replayed, key=lambda one: one.rate)
-    running = [float(np.quantile(streaming_at(o, o.gaps.at_ns), 0.99)) for _, o in used if len(o.gaps.ns)]
+    engine, assumed = _engine(runs, fit, flags)
+    fits = _leaving_out(observed)
+    replayed = [_replay(run.workload, point, seen, engine) for run, point, seen in used]
+    running = [float(np.quantile(streaming_at(o, o.gaps.at_ns), 0.99)) for o in observed if len(o.gaps.ns)]
     return Calibration(
-        run=run.path,
-        version=str(run.target.get("version", "")),
-        workload=run.workload,
+        run=paths,
+        version=str(runs[0].target.get("version", "")),
+        workload=runs[0].workload,
         engine=engine,
         costs=_intervals(fit, fits),
         alternatives=tuple(_cost(one) for one in fits),
         residual=fit.error,
-        extra_ttft_ms=max(0.0, light.ttft_ms - light.ttft_fitted_ms),
-        rates=tuple(point.rate for point, _ in used),
+        extra_ttft_ms=_extra_ttft_ms(replayed),
+        rates=tuple(point.rate for _, point, _ in used),
         running_seen=max(running, default=1.0),
-        context_seen=max(int((o.prompt_tokens + o.output_tokens).max(initial=0)) for _, o in used),
-        rate_seen=max(point.rate for point, _ in used),
+        context_seen=max(int((o.prompt_tokens + o.output_tokens).max(initial=0)) for o in observed),
+        rate_seen=max(point.rate for _, point, _ in used),
         replayed=tuple(replayed),
         assumed=assumed,
     )
 
 
-def _engine(run: Recorded, fit: StepFit, flags: Mapping[str, int]) -> tuple[EngineConfig, tuple[str, ...]]:
-    told = {**_told(run), **flags}
+def _engine(
+    runs: Sequence[Recorded], fit: StepFit, flags: Mapping[str, int]
+) -> tuple[EngineConfig, tuple[str, ...]]:
+    told = flags
+    for run in runs:
+        told = {**_told(run), **told}
     defaults = {
         "max_num_seqs": UNBOUNDED_SEQS,
         "max_num_batched_tokens": 2048,
@@ -150,9 +162,9 @@ def _told(run: Recorded) -> dict[str, int]:
     return {name: int(text) for name, text in texts.items() if text.isdigit() and int(text) > 0}
 
 
-def _replay(run: Recorded, point: Point, seen: Observed, engine: EngineConfig) -> Replayed:
+def _replay(workload: Workload, point: Point, seen: Observed, engine: EngineConfig) -> Replayed:
     offer = Offer(
-        workload=run.workload,
+        workload=workload,
         rate=point.rate,
         seed=point.seed,
         warmup_ns=point.window_start_ns,
@@ -172,13 +184,24 @@ def _replay(run: Recorded, point: Point, seen: Observed, engine: EngineConfig) -
     )
 
 
+def _extra_ttft_ms(replayed: Sequence[Replayed]) -> float:
+    """What a first token takes beyond the engine: the time with which relative errors of TTFT are least."""
+    told = [one for one in replayed if math.isfinite(one.ttft_ms) and math.isfinite(one.ttft_fitted_ms)]
+    if not told:
+        return 0.0
+    beyond = np.array([one.ttft_ms - one.ttft_fitted_ms for one in told])
+    weights = np.array([1 / one.ttft_ms for one in told])
+    return max(0.0, quantile(beyond, 0.5, weights))
+
+
 def _cost(fit: StepFit) -> StepCost:
     return StepCost(**{part: round(getattr(fit, part)) for part in PARTS})
 
 
 def _leaving_out(seen: Sequence[Observed]) -> list[StepFit]:
     """The fits that each leave out one of BLOCKS stretches of every point's time."""
-    fits = [fit_steps([part for one in seen for part in _without(one, block)]) for block in range(BLOCKS)]
+    left = ([part for one in seen for part in _without(one, block)] for block in range(BLOCKS))
+    fits = [fit_steps_closely(parts) for parts in left]
     return [fit for fit in fits if fit is not None]
 
 

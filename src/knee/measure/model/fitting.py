@@ -1,4 +1,4 @@
-"""Fit the step cost of a batch engine to what requests saw: the model behind the search's control variate."""
+"""Fit the step cost of a batch engine to what requests saw: for a control variate, and to calibrate."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,17 @@ from knee.stats.percentile import Floats
 _STEPS_PER_BIN = 24
 _FEWEST_BINS = 8
 _WORTH = 1.15
+_CHANCE = 4.0
+"""A term that means nothing lowers the sum of absolute errors by about one part in the number of bins."""
+_TURNS = 20
+_SMALL = 0.01
+"""Relative errors below this weigh alike, so that no bin decides alone."""
 
 
 class StepFit(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds per step, per sequence in it, per prefill token, per token of context that is read.
 
-    `error` is the relative residual.
+    `per_prefill_step_ns` is for a step with any prefill in it, and `error` is the relative residual.
     """
 
     fixed_ns: float
@@ -25,6 +30,7 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
     per_prefill_token_ns: float
     per_context_token_ns: float
     error: float
+    per_prefill_step_ns: float = 0.0
 
 
 def fit_steps(seen: Sequence[Observed]) -> StepFit | None:
@@ -43,11 +49,42 @@ def fit_steps(seen: Sequence[Observed]) -> StepFit | None:
     if len(rows) < _FEWEST_BINS:
         return None
     table = np.array(rows)
-    times, causes = table[:, 0], table[:, 1:]
+    times, causes = table[:, 0], table[:, 1:5]
     found, error = _weighted(times, causes)
     simple, simple_error = _weighted(times, causes[:, :3])
     if simple_error < _WORTH * error:  # context explains too little to be told from the rest
         found, error = np.append(simple, 0.0), simple_error
+    return _fit(found, error)
+
+
+def fit_steps_closely(seen: Sequence[Observed]) -> StepFit | None:
+    """As `fit_steps`, for predictions far from what was seen; None where there are too few gaps.
+
+    Two things matter there that one point's control variate can do without. A stall of the machine lengthens
+    a step and, as requests go on arriving, fills the batch, so that least squares take the stall for the
+    cost of a sequence: here the sum of absolute relative errors is least instead (iteratively reweighted,
+    Schlossmacher 1973), which a few long bins hardly move. And a step that reads prompts costs something
+    beyond their tokens, which larger batches share: it is told from the tokens where prompts came together.
+    Prefill steps are left out where they explain no more than chance would, and context as in `fit_steps`.
+    """
+    rows = [row for observed in seen for row in _rows(observed)]
+    if len(rows) < _FEWEST_BINS:
+        return None
+    table = np.array(rows)
+    times, causes = table[:, 0], table[:, 1:]
+    kept = [*range(causes.shape[1])]
+    found, error = _least_absolute(times, causes)
+    for optional, worth in ((3, _WORTH), (4, 1 + _CHANCE / len(rows))):
+        fewer = [column for column in kept if column != optional]
+        simple, simple_error = _least_absolute(times, causes[:, fewer])
+        if simple_error < error * worth:
+            kept, found, error = fewer, simple, simple_error
+    whole = np.zeros(causes.shape[1])
+    whole[kept] = found
+    return _fit(whole, _squared_error(times, causes @ whole))
+
+
+def _fit(found: Floats, error: float) -> StepFit | None:
     if found[0] + found[1] <= 0:
         return None
     return StepFit(
@@ -55,12 +92,13 @@ def fit_steps(seen: Sequence[Observed]) -> StepFit | None:
         per_seq_ns=float(found[1]),
         per_prefill_token_ns=float(found[2]),
         per_context_token_ns=float(found[3]),
+        per_prefill_step_ns=float(found[4]) if len(found) > 4 else 0.0,
         error=error,
     )
 
 
 def _rows(observed: Observed) -> list[tuple[float, ...]]:
-    """Per bin: decoding time in ns, steps, sequence-steps, prefill tokens, context tokens read."""
+    """Per bin: decoding time in ns, steps, sequence-steps, prefill tokens, context tokens, prefill steps."""
     gaps = observed.gaps
     began = observed.first_ns != NEVER
     if len(gaps.ns) < _STEPS_PER_BIN or not began.any():
@@ -78,19 +116,22 @@ def _rows(observed: Observed) -> list[tuple[float, ...]]:
     bins = np.floor(np.cumsum(steps) / _STEPS_PER_BIN).astype(np.int64)
     edges = at[np.searchsorted(bins, np.arange(bins[-1] + 1), side="left")]
     size = int(bins[-1]) + 1
-    first = observed.first_ns[began]
+    order = np.argsort(observed.first_ns[began], kind="stable")
+    first = observed.first_ns[began][order]
     # A prompt that was read while nobody streamed lengthened nobody's gap.
     counted = np.searchsorted(starts, first, side="left") > np.searchsorted(ends, first, side="left")
     counted &= first >= at[0]
     where = np.searchsorted(edges, first[counted], side="right") - 1
-    prompts = np.bincount(where, observed.prompt_tokens[began][counted], size)
+    prompts = np.bincount(where, observed.prompt_tokens[began][order][counted], size)
     joined = np.bincount(where, minlength=size)
+    alone = np.diff(first[counted], prepend=np.iinfo(np.int64).min // 2) > same_step
+    prefills = np.bincount(where[alone], minlength=size)
     time = np.bincount(bins, ns * steps, size)
     stepped = np.bincount(bins, steps, size)
     tokens = np.bincount(bins, count, size)
     context = np.bincount(bins, steps * _context(observed, at), size)
     return [
-        (time[i], stepped[i], tokens[i] + joined[i], prompts[i], context[i])
+        (time[i], stepped[i], tokens[i] + joined[i], prompts[i], context[i], prefills[i])
         for i in range(1, size - 1)
         if stepped[i] > _STEPS_PER_BIN / 2 and time[i] > 0 and time[i] < 3600 * NS_PER_S
     ]
@@ -131,6 +172,23 @@ def _weighted(times: Floats, causes: Floats) -> tuple[Floats, float]:
     fitted = np.maximum(causes @ found, 0.1 * times)
     found = _nonnegative(times / fitted, causes / fitted[:, None])
     return found, float(np.sqrt((((times - causes @ found) / fitted) ** 2).mean()))
+
+
+def _squared_error(times: Floats, fitted: Floats) -> float:
+    """The relative residual, root mean square."""
+    return float(np.sqrt(((times / np.maximum(fitted, 0.1 * times) - 1) ** 2).mean()))
+
+
+def _least_absolute(times: Floats, causes: Floats) -> tuple[Floats, float]:
+    """Coefficients >= 0 with the least mean of absolute errors, relative to the fitted times; that mean."""
+    found, _ = _weighted(times, causes)
+    for _ in range(_TURNS):
+        fitted = np.maximum(causes @ found, 0.1 * times)
+        off = np.abs(times / fitted - 1)
+        weights = 1 / (fitted * np.sqrt(np.maximum(off, _SMALL)))
+        found = _nonnegative(times * weights, causes * weights[:, None])
+    fitted = np.maximum(causes @ found, 0.1 * times)
+    return found, float(np.abs(times / fitted - 1).mean())
 
 
 def _nonnegative(sums: Floats, causes: Floats) -> Floats:

@@ -100,7 +100,7 @@ def load_calibration(path: Path) -> Calibration:
         NoAnswer: the run tells too little.
     """
     if path.is_dir():
-        return calibrate(read_recorded(path), {})
+        return calibrate([read_recorded(path)], {})
     try:
         return msgspec.json.decode(path.read_bytes(), type=Calibration)
     except OSError as error:
@@ -112,13 +112,20 @@ def load_calibration(path: Path) -> Calibration:
 
 
 def capacity(engine: EngineConfig, workload: Workload) -> float:
-    """Requests/s that an engine serves at most, by its costs and its seats: n / (O (a + b n + c n P/O))."""
+    """Requests/s that an engine serves at most, by its costs and its seats: n / (O (a + d + b n + c n P/O)).
+
+    A full batch of n brings n/O prompts a step, so where that is one or more, each step has prefill in it.
+    """
     about = profile(workload)
     cost, seats = engine.step_cost, engine.max_num_seqs
     prompts, outputs = about.prompt_tokens, about.output_tokens
     held = prompts + outputs / 2
-    step_ns = cost.fixed_ns + seats * (
-        cost.per_seq_ns + cost.per_prefill_token_ns * prompts / outputs + cost.per_context_token_ns * held
+    anew_ns = cost.per_prefill_step_ns * min(1.0, seats / outputs)
+    step_ns = (
+        cost.fixed_ns
+        + anew_ns
+        + seats
+        * (cost.per_seq_ns + cost.per_prefill_token_ns * prompts / outputs + cost.per_context_token_ns * held)
     )
     return seats / (outputs * step_ns / NS_PER_S)
 
@@ -134,6 +141,7 @@ def engine_like(found: Calibration, asked: EngineConfig, given: AbstractSet[str]
             ("per_seq_ns", "seq_ms"),
             ("per_prefill_token_ns", "prefill_token_ms"),
             ("per_context_token_ns", "context_token_ms"),
+            ("per_prefill_step_ns", "prefill_step_ms"),
         )
         if flag in given
     }
