@@ -171,20 +171,22 @@ class Outbound(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
-        self.last_ns = self._now()
+        self.received(data, self._now())
+
+    def received(self, data: bytes, at_ns: int) -> None:
+        """Bytes came at `at_ns`."""
+        self.last_ns = at_ns
         if self._between and self._exchange is not None:
             at = data.find(b"\r\n", 0, 8)
-            if SIZES[data[:at]] == len(data) - at - 4 and data[-2:] == b"\r\n":
-                self._piece(data[at + 2 : -2])  # a chunk, the whole of it and nothing else: most reads are
+            size = len(data) - at - 4
+            if SIZES[data[:at]] == size and data[-2:] == b"\r\n":  # a whole chunk and no more: most reads are
+                self._body_bytes += size
+                if self._body_bytes > self._body_limit:
+                    self.fail("too_large", f"a body of {self._body_limit >> 10} KiB")
+                else:
+                    self._exchange.body(at_ns, data[at + 2 : -2])
                 return
         self._read(data)
-
-    def _piece(self, data: bytes) -> None:
-        self._body_bytes += len(data)
-        if self._body_bytes > self._body_limit:
-            self.fail("too_large", f"a body of {self._body_limit >> 10} KiB")
-        elif self._exchange is not None:
-            self._exchange.body(self.last_ns, data)
 
     def _read(self, data: bytes) -> None:
         parser = self._parser

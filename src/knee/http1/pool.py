@@ -11,6 +11,7 @@ from knee.core.units import NS_PER_S
 from knee.http1.failure import Cause, name_failure
 from knee.http1.origin import Origin
 from knee.http1.outbound import BODY_LIMIT, Exchange, Outbound
+from knee.http1.wire import KERNEL_STAMPS, Wire, connect_tcp
 
 TICK_S = 0.025
 """How often deadlines are looked at; a timeout is at most this late."""
@@ -30,7 +31,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 class Pool:
     """Connections to `origin`. `start` sends a request at once on a free connection, or on a new one.
 
-    Made and used inside a running event loop; `close` ends everything under way with `client_stopped`.
+    With `stamps`, what comes is stamped when this machine had it, not when it was read, where the system
+    tells (`wire`) and there is no TLS. Made and used inside a running event loop; `close` ends everything
+    under way with `client_stopped`.
     """
 
     def __init__(
@@ -42,14 +45,17 @@ class Pool:
         tls: ssl.SSLContext | None = None,
         limit: int = 20_000,
         body_limit: int = BODY_LIMIT,
+        stamps: bool = False,
     ) -> None:
         self._origin = origin
         self._now = clock.monotonic_ns
+        self._wall = clock.wall_ns
         self._connect_ns = int(timeouts.connect_s * NS_PER_S)
         self._first_ns = int(timeouts.first_byte_s * NS_PER_S)
         self._between_ns = int(timeouts.between_bytes_s * NS_PER_S)
         self._total_ns = int(timeouts.total_s * NS_PER_S)
         self._tls = (tls or ssl.create_default_context()) if origin.secure else None
+        self._stamps = stamps and KERNEL_STAMPS and self._tls is None
         self._limit = limit
         self._body_limit = body_limit
         self._loop = asyncio.get_running_loop()
@@ -129,9 +135,7 @@ class Pool:
         self.opened += 1
         connection = Outbound(self._now, self._released, self._stale, self._body_limit)
         try:
-            await self._loop.create_connection(
-                lambda: connection, self._origin.host, self._origin.port, ssl=self._tls
-            )
+            await self._open(connection)
         except OSError as error:
             if self._connecting.pop(task, None) is not None:
                 exchange.fail(self._now(), *name_failure(error))
@@ -141,6 +145,13 @@ class Pool:
             return
         self._busy.add(connection)
         connection.send(exchange, request)
+
+    async def _open(self, connection: Outbound) -> None:
+        host, port = self._origin.host, self._origin.port
+        if self._stamps:
+            Wire(await connect_tcp(host, port), connection, self._now, self._wall)
+        else:
+            await self._loop.create_connection(lambda: connection, host, port, ssl=self._tls)
 
     def _released(self, connection: Outbound, reusable: bool) -> None:
         self._busy.discard(connection)

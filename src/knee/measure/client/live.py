@@ -191,7 +191,7 @@ class LiveTarget:
         return Load(
             offer,
             requests,
-            Pool(connection.origin, clock, connection.timeouts),
+            Pool(connection.origin, clock, connection.timeouts, stamps=True),
             clock,
             clock.monotonic_ns() + HEAD_START_NS,
             ask=connection.ask,

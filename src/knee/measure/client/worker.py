@@ -153,7 +153,7 @@ async def serve() -> None:
     load = Load(
         job.offer,
         requests,
-        Pool(job.origin, clock, job.timeouts),
+        Pool(job.origin, clock, job.timeouts, stamps=True),
         clock,
         order.start_ns,
         ask=job.ask,
