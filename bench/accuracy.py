@@ -2,8 +2,8 @@
 
 VLLM_HOME names a folder with a CPU build of vLLM and a small model; without one the benchmark is left out.
 Server and client share the machine, and both share it with whatever else runs there: within minutes its speed
-changes by more than the bar. So calibrations and searches take turns, and the middle of the predictions
-counts beside the middle of the knees; how far they are apart is printed, too.
+changes by more than the bar. So searches and calibrations take turns, a search first and last, and the middle
+of the predictions counts beside the middle of the knees; how far they are apart is printed, too.
 """
 
 import contextlib
@@ -23,51 +23,65 @@ from bench.figure import Figure
 from knee.cli.main import run as knee
 
 SLO = "ttft p95 < 500ms"
-LOAD = ["--prompt", "128", "--output", "32", "--realtime"]
+LOAD = ["--prompt", "128", "--output", "32"]
 SHARE = 0.55
-"""Of a first look's knee, the highest rate that a calibration sees."""
+"""Of the first search's knee, the highest rate that is offered to calibrate on."""
+MOST_SHARE = 0.6
+"""Of the measured knee, the highest rate that a calibration sees."""
 TURNS = 2
-"""Searches, with a calibration before each and one after the last."""
+"""Calibrations, each between two searches."""
 
 SERVERS = {"max_num_seqs 4": ("--max-num-seqs", "4"), "default flags": ()}
 BAR = 0.10
 
 
 def run() -> Iterator[Figure]:
+    """The errors on each server. KNEE_BENCH_KEEP=FOLDER keeps the runs; those there are not repeated."""
     home = Path(os.environ.get("VLLM_HOME", "")).resolve()
-    if not (home / "venv/bin/vllm").is_file():
-        sys.stderr.write("no vLLM: accuracy is left out; VLLM_HOME names a folder with venv/bin/vllm\n")
-        return
     for name, flags in SERVERS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            kept = Path(os.environ.get("KNEE_BENCH_KEEP") or folder).resolve() / name.replace(" ", "-")
-            yield from errors(name, home, flags, kept)
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(os.environ.get("KNEE_BENCH_KEEP") or scratch).resolve() / name.replace(" ", "-")
+            if not (folder / f"search-{TURNS}" / "run.json").is_file():
+                if not (home / "venv/bin/vllm").is_file():
+                    sys.stderr.write(
+                        "no vLLM: accuracy is left out; VLLM_HOME names a folder with venv/bin/vllm\n"
+                    )
+                    return
+                measure(home, flags, folder)
+            yield from errors(name, folder)
 
 
-def errors(name: str, home: Path, flags: tuple[str, ...], folder: Path) -> Iterator[Figure]:
-    """The errors of the predicted knee, TTFT and ITL on one server."""
+def measure(home: Path, flags: tuple[str, ...], folder: Path) -> None:
+    """Runs of one server in `folder`: searches, and calibrations, two runs each, under `runs`."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "server.log"
     with (
         contextlib.chdir(folder),
         running(home, log, free_port(), ("--no-enable-prefix-caching", *flags)) as server,
     ):
-        common = [server.url, *LOAD, "--server-log", str(log)]
+        common = [server.url, *LOAD, "--realtime", "--server-log", str(log)]
         search = ["sweep", *common, "--slo", SLO, "--precision", "5%", "--server-time"]
-        look = told([*search, "90s", "--out", "look"])["sweep"]["knee"]["estimate"]
-        light = ["calibrate", *common, "--below", f"{SHARE * look:.3g}", "--server-time", "150s"]
-        fitted, measured = [told([*light, "--out", "light-0.json"])], []
+        look = told([*search, "120s", "--out", "search-0"])["sweep"]["knee"]["estimate"]
+        light = ["calibrate", *common, "--below", f"{SHARE * look:.3g}", "--server-time", "150s", "--seed"]
         for turn in range(1, TURNS + 1):
-            asked = [*search, "150s", "--seed", str(turn), "--out", f"search-{turn}"]
-            measured.append(told(asked)["sweep"]["knee"])
-            fitted.append(told([*light, "--seed", str(turn + 1), "--out", f"light-{turn}.json"]))
-        knees = [
-            told(["simulate", "--like", f"light-{turn}.json", "--slo", SLO])["prediction"]["knee"]
-            for turn in range(TURNS + 1)
-        ]
-    predicted, true = (
-        statistics.geometric_mean(found) for found in (knees, [one["estimate"] for one in measured])
-    )
+            told([*light, str(turn)])
+            told([*search, "120s", "--seed", str(turn), "--out", f"search-{turn}"])
+
+
+def errors(name: str, folder: Path) -> Iterator[Figure]:
+    """The errors of the predicted knee, TTFT and ITL that the runs in `folder` show."""
+    closed = (folder / f"search-{turn}" / "run.json" for turn in range(TURNS + 1))
+    measured = [json.loads(path.read_bytes())["knee"] for path in closed]
+    true = statistics.geometric_mean(knee["estimate"] for knee in measured)
+    below = ["--below", f"{MOST_SHARE * true:.4g}"]
+    fitted, knees = [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        saved = f"{scratch}/calibration.json"
+        for turn in range(TURNS):
+            pair = [str(folder / "runs" / f"calibrate-{2 * turn + number}") for number in (1, 2)]
+            fitted.append(told(["calibrate", *pair, *below, "--out", saved]))
+            knees.append(told(["simulate", "--like", saved, "--slo", SLO])["prediction"]["knee"])
+    predicted = statistics.geometric_mean(knees)
 
     def figure(what: str, value: float, unit: str, bar: float | None = None) -> Figure:
         return Figure(
@@ -83,7 +97,7 @@ def errors(name: str, home: Path, flags: tuple[str, ...], folder: Path) -> Itera
     yield figure("widest half-width of a measured knee", max(map(half_width, measured)), "share")
     yield figure("measured knees, highest over lowest", spread([one["estimate"] for one in measured]), "x")
     highest = max(rate for one in fitted for rate in one["rates"])
-    yield figure("highest rate calibrated on, over it", highest / true, "share", 0.6)
+    yield figure("highest rate calibrated on, over it", highest / true, "share", MOST_SHARE)
     yield figure("predicted knee", predicted, "req/s")
     yield figure("predicted knees, highest over lowest", spread(knees), "x")
     yield figure("error of the predicted knee", abs(predicted / true - 1), "share", BAR)

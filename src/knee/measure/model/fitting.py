@@ -63,7 +63,8 @@ def fit_steps_closely(seen: Sequence[Observed]) -> StepFit | None:
     Two things matter there that one point's control variate can do without. A stall of the machine lengthens
     a step and, as requests go on arriving, fills the batch, so that least squares take the stall for the
     cost of a sequence: here the sum of absolute relative errors is least instead (iteratively reweighted,
-    Schlossmacher 1973), which a few long bins hardly move. And a step that reads prompts costs something
+    Schlossmacher 1973), which a few long bins hardly move. Stalls come at any load, so all parts are then
+    scaled until they add up to the time that was seen. And a step that reads prompts costs something
     beyond their tokens, which larger batches share: it is told from the tokens where prompts came together.
     Prefill steps are left out where they explain no more than chance would, and context as in `fit_steps`.
     """
@@ -81,6 +82,7 @@ def fit_steps_closely(seen: Sequence[Observed]) -> StepFit | None:
             kept, found, error = fewer, simple, simple_error
     whole = np.zeros(causes.shape[1])
     whole[kept] = found
+    whole *= times.sum() / (causes @ whole).sum()
     return _fit(whole, _squared_error(times, causes @ whole))
 
 
@@ -129,7 +131,7 @@ def _rows(observed: Observed) -> list[tuple[float, ...]]:
     time = np.bincount(bins, ns * steps, size)
     stepped = np.bincount(bins, steps, size)
     tokens = np.bincount(bins, count, size)
-    context = np.bincount(bins, steps * _context(observed, at), size)
+    context = np.bincount(bins, steps * context_at(observed, at), size)
     return [
         (time[i], stepped[i], tokens[i] + joined[i], prompts[i], context[i], prefills[i])
         for i in range(1, size - 1)
@@ -150,7 +152,7 @@ def _streaming(starts: Ints, ends: Ints, at: Ints) -> Floats:
     return found
 
 
-def _context(observed: Observed, at: Ints) -> Floats:
+def context_at(observed: Observed, at: Ints) -> Floats:
     """Tokens of context held at each instant by the requests that stream then, each growing evenly."""
     began = observed.first_ns != NEVER
     first, last = observed.first_ns[began], np.maximum(observed.last_ns[began], observed.first_ns[began])

@@ -16,13 +16,15 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Means per request, and the chance in their arrivals and lengths.
 
     `chance` is N times the squared coefficient of variation of the work that N arrivals bring: a stretch of N
-    requests is like one at a rate that is off by sqrt(chance / N), relative.
+    requests is like one at a rate that is off by sqrt(chance / N), relative. The longest of some 16,000
+    requests has `longest_tokens`, prompt and output.
     """
 
     prompt_tokens: float
     output_tokens: float
     chance: float
     length_cv: float
+    longest_tokens: int
 
     def requests_for(self, relative_error: float) -> float:
         """How many requests bring the error of a rate down to `relative_error` (standard deviation)."""
@@ -46,6 +48,7 @@ def profile(workload: Workload) -> Profile:
         output_tokens=float(outputs.mean()),
         chance=max(0.1, arrivals + length_cv**2),
         length_cv=length_cv,
+        longest_tokens=int((prompts + outputs).max()),
     )
 
 

@@ -11,13 +11,17 @@ from knee.core.requests import OK, Observed
 from knee.core.snapshot import Snapshot
 from knee.core.units import NS_PER_S
 from knee.engine.config import EngineConfig, StepCost
-from knee.measure.model.fitting import StepFit, fit_steps, streaming_at
+from knee.measure.model.fitting import StepFit, context_at, fit_steps, streaming_at
 from knee.measure.simulated import SimulatedTarget
 from knee.measure.target import Offer
 from knee.measure.watching import Burst
 
 UNBOUNDED_BLOCKS = 1 << 24
 USUAL_BUDGET = 8192
+LONGER = 4
+"""Times the longest of 16,000 requests: half a million with lognormal lengths bring none that is longer."""
+NEAR_POWER = 0.18
+"""A budget found this near a power of two is taken to be it: the longest steps tell it no better."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,17 +44,18 @@ def fit_model(
     burst_seen: Observed,
     clients: int,
     snapshots: Sequence[Snapshot],
+    longest_tokens: int,
 ) -> Model | None:
     """The engine that explains what was seen; None where steps cannot be told from it.
 
     Caps come from the server's flags where it tells them, else from the burst: what streamed at once when
     more clients wanted to is the cap, and what began together the token budget. KV blocks come from the
-    server's own metrics (`cache_config_info`).
+    server's own metrics (`cache_config_info`). The longest request that is known has `longest_tokens`; where
+    the server does not tell its limit, longer ones that a long run brings must not be refused.
     """
     fit = fit_steps(seen)
     if fit is None:
         return None
-    longest = max(int((o.prompt_tokens + o.asked_tokens).max(initial=1)) for o in seen)
     blocks, block_size = _kv(flags, snapshots)
     cap = _flag(flags, "max_num_seqs") or (burst.running if clients > burst.running * 1.02 else 4096)
     budget = _flag(flags, "max_num_batched_tokens") or _budget(burst_seen, fit)
@@ -64,7 +69,7 @@ def fit_model(
             ),
             max_num_seqs=cap,
             max_num_batched_tokens=max(budget, cap),
-            max_model_len=max(_flag(flags, "max_model_len") or 0, 2 * longest),
+            max_model_len=_flag(flags, "max_model_len") or LONGER * longest_tokens,
             block_size=block_size,
             num_gpu_blocks=blocks,
         ).checked()
@@ -119,7 +124,10 @@ def _budget(burst: Observed, fit: StepFit) -> int:
     if not len(gaps.ns) or fit.per_prefill_token_ns <= 0:
         return USUAL_BUDGET
     streaming = streaming_at(burst, gaps.at_ns)
-    prefill = (gaps.ns - fit.fixed_ns - fit.per_seq_ns * streaming) / fit.per_prefill_token_ns
+    decoding = fit.fixed_ns + fit.per_seq_ns * streaming
+    if fit.per_context_token_ns:
+        decoding += fit.per_context_token_ns * context_at(burst, gaps.at_ns)
+    prefill = (gaps.ns - decoding) / fit.per_prefill_token_ns
     _, step = np.unique(gaps.at_ns, return_inverse=True)
     per_step = np.full(int(step.max()) + 1, -np.inf)
     np.maximum.at(per_step, step, prefill + streaming)
@@ -132,7 +140,7 @@ def _budget(burst: Observed, fit: StepFit) -> int:
 def _round(tokens: float) -> int:
     """The power of two that a budget usually is, if one is near."""
     power = 2 ** round(math.log2(tokens))
-    return power if abs(tokens / power - 1) < 0.12 else round(tokens)
+    return power if abs(tokens / power - 1) < NEAR_POWER else round(tokens)
 
 
 def unloaded_ttft_ms(observed: Observed) -> float:

@@ -147,6 +147,7 @@ class Evidence:
             burst_seen=self._burst_seen,
             clients=self._clients,
             snapshots=self._snapshots,
+            longest_tokens=self.profile.longest_tokens,
         )
 
 
