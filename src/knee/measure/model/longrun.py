@@ -29,6 +29,9 @@ _HIGHEST, _LOWEST = math.log(8), -math.log(256)
 rate would not end. A guess is of the capacity, and single gaps can break far below it.
 """
 
+_TOLD = 13.0
+"""Log odds that a share of one in half a million has: beyond it nothing was seen, and there is no slope."""
+
 _LONGER = 4
 _TOO_SHORT = 0.02
 """What a first run may be off by, relatively: it begins idle, and few crowds make its p99. (Server 52 of
@@ -151,7 +154,7 @@ def long_run_knee(shares: Shares, slo: Slo, guess: float, slopes: Sequence[float
         found = shares(math.exp(at))
         seen = _odds(found)
         for i in range(len(allowed)):
-            if -9 < seen[i] < 9 and -9 < before[i] < 9:
+            if abs(seen[i]) < _TOLD and abs(before[i]) < _TOLD:
                 slopes[i] = min(_STEEPEST, max(_FLATTEST, (seen[i] - before[i]) / (at - was)))
                 measured.add(i)
     raise ValueError(f"no knee near {guess:g}")
