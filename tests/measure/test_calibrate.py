@@ -190,6 +190,26 @@ def test_stalls_of_the_machine_are_not_taken_for_the_cost_of_a_sequence(tmp_path
     assert found.costs["fixed"].ms == pytest.approx(2.0, rel=0.15)
 
 
+def test_a_run_of_a_single_point_can_be_calibrated_on(run: Path, tmp_path: Path) -> None:
+    """What `knee bench` writes has an offer in its plan, where a sweep has a workload."""
+    plan = {
+        "command": "bench",
+        "target": {},
+        "offer": {"workload": msgspec.to_builtins(WORKLOAD), "rate": 8.0},
+    }
+    single = create_run(tmp_path / "bench", plan)
+    for name in (POINTS, RECORDS):
+        (single / name).write_bytes((run / name).read_bytes())
+    found = calibrate([read_recorded(single)], {"max_num_seqs": 128})
+    assert found.workload == WORKLOAD
+    assert found.costs["fixed"].ms == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_server_beside_runs_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli(["calibrate", str(run), "http://127.0.0.1:9"]) == 2
+    assert "http://127.0.0.1:9 beside others" in capsys.readouterr().err
+
+
 def test_only_the_points_below_a_rate(run: Path) -> None:
     found = calibrate([read_recorded(run)], {"max_num_seqs": 4}, below=16)
     assert found.rates == (8.0, 16.0)

@@ -51,6 +51,18 @@ def test_the_error_follows_from_the_slope_even_where_the_guess_is_the_knee(
     assert found.error == pytest.approx(1 / math.sqrt(20_000 * 0.05 * 0.95) / math.exp(log_slope), rel=0.2)
 
 
+def test_an_objective_that_is_hardly_ever_broken_does_not_hide_the_knee() -> None:
+    """Server 80 of `bench/_drawn.py`: eight gaps in 100,000 break a bound of which one in a hundred may."""
+
+    def shares(rate: float) -> tuple[Share, ...]:
+        odds = logit(0.05) + 17 * math.log(rate / KNEE)
+        return _share(expit(odds)), _share(8e-5 * rate / KNEE)
+
+    found = long_run_knee(shares, SLO, 0.98 * KNEE)
+    assert found.knee == pytest.approx(KNEE, rel=0.01)
+    assert found.binding == 0
+
+
 def test_a_knee_that_is_nowhere_near_is_not_found() -> None:
     with pytest.raises(ValueError, match="no knee near"):
         long_run_knee(lambda _: (_share(0.0), _share(0.0)), SLO, KNEE)
