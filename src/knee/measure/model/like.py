@@ -23,7 +23,9 @@ from knee.measure.target import Offer
 from knee.stats.distributions import student_quantile
 from knee.workload.spec import Workload
 
-ERROR = 0.02
+ERROR, COARSE = 0.005, 0.02
+"""Relative errors of the knee that is told, and of those that only tell how far apart the fits are."""
+
 FARTHEST = 8
 """Times its capacity: an engine that meets an SLO at such a rate meets it at any."""
 MODEL_ERROR = 0.05
@@ -67,10 +69,10 @@ def predict_knee(found: Calibration, engine: EngineConfig, workload: Workload, s
             f"{FARTHEST} times what the engine serves",
             "choose a tighter bound",
         )
-    knees = [_knee(engine, found.extra_ttft_ms, workload, slo, guess)]
+    knees = [_knee(engine, found.extra_ttft_ms, workload, slo, guess, error=ERROR)]
     for cost in found.alternatives:
         other = msgspec.structs.replace(engine, step_cost=cost)
-        knees.append(_knee(other, found.extra_ttft_ms, workload, slo, guess))
+        knees.append(_knee(other, found.extra_ttft_ms, workload, slo, guess, error=COARSE))
     knee, *others = knees
     logs = np.log(others) if others else np.zeros(1)
     spread = (len(logs) - 1) / len(logs) * float(((logs - logs.mean()) ** 2).sum())
@@ -170,8 +172,10 @@ def _breaks(engine: EngineConfig, extra_ms: float, workload: Workload, slo: Slo,
     )
 
 
-def _knee(engine: EngineConfig, extra_ms: float, workload: Workload, slo: Slo, guess: float) -> float:
-    found = model_knee(_model(engine, extra_ms), workload, slo, guess, ERROR)
+def _knee(
+    engine: EngineConfig, extra_ms: float, workload: Workload, slo: Slo, guess: float, *, error: float
+) -> float:
+    found = model_knee(_model(engine, extra_ms), workload, slo, guess, error)
     if found is None:
         raise NoAnswer(f"the calibrated engine has no knee for {slo}", "it holds or breaks at every rate")
     return found.knee
