@@ -82,6 +82,8 @@ def fit_steps_closely(seen: Sequence[Observed]) -> StepFit | None:
             kept, found, error = fewer, simple, simple_error
     whole = np.zeros(causes.shape[1])
     whole[kept] = found
+    if not whole.any():
+        return None
     whole *= times.sum() / (causes @ whole).sum()
     return _fit(whole, _squared_error(times, causes @ whole))
 
