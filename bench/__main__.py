@@ -3,6 +3,7 @@
 A benchmark is a module of this folder with `run() -> Iterator[Figure]`.
 """
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ def main(wanted: list[str]) -> int:
     if unknown:
         sys.stderr.write(f"no such benchmark: {', '.join(sorted(unknown))}; known: {', '.join(names())}\n")
         return 2
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as `knee` does for itself
     met = True
     for name in wanted or names():
         for figure in import_module(f"bench.{name}").run():

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from knee.http1.wire import KERNEL_STAMPS, Wire, connect_tcp
+from knee.http1.wire import KERNEL_STAMPS, Reader, Wire, connect_tcp
 
 pytestmark = pytest.mark.skipif(not KERNEL_STAMPS, reason="the kernel's instants are Linux's")
 WAIT_S = 5.0
@@ -55,13 +55,15 @@ def talk(what: Talk, wall: Callable[[], int] = time.time_ns) -> Heard:
             near = await connect_tcp("127.0.0.1", server.getsockname()[1])
             far, _ = server.accept()
             heard = Heard()
-            wire = Wire(near, heard, time.monotonic_ns, wall)
+            reader = Reader(time.monotonic_ns, wall)
+            wire = Wire(near, heard, reader)
             try:
                 await what(far, wire, heard)
             finally:
                 wire.abort()
                 far.close()
                 await asyncio.wait_for(heard.over.wait(), WAIT_S)
+                reader.close()
             return heard
 
     return asyncio.run(main())

@@ -11,7 +11,7 @@ from knee.core.units import NS_PER_S
 from knee.http1.failure import Cause, name_failure
 from knee.http1.origin import Origin
 from knee.http1.outbound import BODY_LIMIT, Exchange, Outbound
-from knee.http1.wire import KERNEL_STAMPS, Wire, connect_tcp
+from knee.http1.wire import KERNEL_STAMPS, Reader, Wire, connect_tcp
 
 TICK_S = 0.025
 """How often deadlines are looked at; a timeout is at most this late."""
@@ -49,13 +49,13 @@ class Pool:
     ) -> None:
         self._origin = origin
         self._now = clock.monotonic_ns
-        self._wall = clock.wall_ns
         self._connect_ns = int(timeouts.connect_s * NS_PER_S)
         self._first_ns = int(timeouts.first_byte_s * NS_PER_S)
         self._between_ns = int(timeouts.between_bytes_s * NS_PER_S)
         self._total_ns = int(timeouts.total_s * NS_PER_S)
         self._tls = (tls or ssl.create_default_context()) if origin.secure else None
-        self._stamps = stamps and KERNEL_STAMPS and self._tls is None
+        stamped = stamps and KERNEL_STAMPS and self._tls is None
+        self._reader = Reader(clock.monotonic_ns, clock.wall_ns) if stamped else None
         self._limit = limit
         self._body_limit = body_limit
         self._loop = asyncio.get_running_loop()
@@ -97,6 +97,8 @@ class Pool:
         for connection in self._free:
             connection.close()
         self._free.clear()
+        if self._reader is not None:
+            self._reader.close()
 
     def stop(self, exchange: Exchange) -> None:
         """Give up one exchange, if it is under way; it hears no more."""
@@ -148,8 +150,8 @@ class Pool:
 
     async def _open(self, connection: Outbound) -> None:
         host, port = self._origin.host, self._origin.port
-        if self._stamps:
-            Wire(await connect_tcp(host, port), connection, self._now, self._wall)
+        if self._reader is not None:
+            Wire(await connect_tcp(host, port), connection, self._reader)
         else:
             await self._loop.create_connection(lambda: connection, host, port, ssl=self._tls)
 

@@ -3,9 +3,13 @@
 A process stamps what it reads when it gets to it. Where the machine takes the core away for 10 ms, or 500
 streams speak at once, that is later than the bytes came, and the client's own lateness passes for the
 server's. Linux notes when a segment came (SO_TIMESTAMPNS, socket(7)).
+
+So nothing is gained by reading at once, and much lost: waking up costs as much as reading. Wires are read
+together, every millisecond while something comes.
 """
 
 import asyncio
+import select
 import socket
 import struct
 import sys
@@ -13,6 +17,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 READ_BYTES = 64 * 1024
+TOGETHER_S = 0.001
+MOST_AT_ONCE = 1024
 _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("qq").unpack
 _ROOM = socket.CMSG_SPACE(16)
@@ -64,19 +70,71 @@ async def connect_tcp(host: str, port: int) -> socket.socket:
     raise failure or OSError(f"no address of {host}")
 
 
+class Reader:
+    """Reads the wires of one event loop. `now` and `wall` are clocks in nanoseconds."""
+
+    def __init__(self, now: Now, wall: Now) -> None:
+        self.now = now
+        self.wall = wall
+        self._loop = asyncio.get_running_loop()
+        self._poll = select.epoll()
+        self._read: dict[int, Callable[[], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._poll.fileno(), self._wake)
+
+    def add(self, fd: int, read: Callable[[], None]) -> None:
+        """Call `read` when there is something to read from `fd`."""
+        if not self._poll.closed and fd not in self._read:
+            self._poll.register(fd, select.EPOLLIN)
+            self._read[fd] = read
+
+    def remove(self, fd: int) -> None:
+        """No longer, where it was asked for."""
+        if self._read.pop(fd, None) is not None and not self._poll.closed:
+            self._poll.unregister(fd)
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._poll.closed:
+            return
+        if self._timer is None:
+            self._loop.remove_reader(self._poll.fileno())
+        else:
+            self._timer.cancel()
+        self._poll.close()
+
+    def _wake(self) -> None:
+        """Something came after a silence: read, and look again in a while rather than with the next piece."""
+        self._loop.remove_reader(self._poll.fileno())
+        self._look()
+
+    def _look(self) -> None:
+        ready = self._poll.poll(0, MOST_AT_ONCE)
+        if not ready:
+            self._timer = None
+            self._loop.add_reader(self._poll.fileno(), self._wake)
+            return
+        self._timer = self._loop.call_later(TOGETHER_S, self._look)
+        for fd, _ in ready:
+            read = self._read.get(fd)
+            if read is not None:  # what came before on another wire may have ended this one
+                read()
+
+
 class Wire(asyncio.Transport):
-    """The connection `connected`, from inside an event loop. `now` and `wall` are clocks in nanoseconds.
+    """The connection `connected`, which `reader` reads.
 
     The kernel stamps by the wall clock, so how long bytes lay is what counts, and where that clock was set
     meanwhile, the bytes came no earlier than whatever the listener knew before.
     """
 
-    def __init__(self, connected: socket.socket, listener: Listener, now: Now, wall: Now) -> None:
+    def __init__(self, connected: socket.socket, listener: Listener, reader: Reader) -> None:
         super().__init__()
         self._socket = connected
         self._listener = listener
-        self._now = now
-        self._wall = wall
+        self._reader = reader
+        self._now = reader.now
+        self._wall = reader.wall
         self._loop = asyncio.get_running_loop()
         self._fd = connected.fileno()
         self._receive = connected.recvmsg
@@ -86,7 +144,7 @@ class Wire(asyncio.Transport):
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         listener.connection_made(self)
-        self._loop.add_reader(self._fd, self._read)
+        reader.add(self._fd, self._read)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send `data`, the rest of it when the socket takes more."""
@@ -116,12 +174,12 @@ class Wire(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """Read no more until `resume_reading`."""
-        self._loop.remove_reader(self._fd)
+        self._reader.remove(self._fd)
 
     def resume_reading(self) -> None:
         """Read on."""
         if not self._closing:
-            self._loop.add_reader(self._fd, self._read)
+            self._reader.add(self._fd, self._read)
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         """The socket, under that name."""
@@ -163,7 +221,7 @@ class Wire(asyncio.Transport):
         if self._closing:
             return
         self._closing = True
-        self._loop.remove_reader(self._fd)
+        self._reader.remove(self._fd)
         self._loop.remove_writer(self._fd)
         self._socket.close()
         self._loop.call_soon(self._listener.connection_lost, error)
