@@ -2,7 +2,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
@@ -88,6 +88,7 @@ ends = st.sampled_from([b"\n\n"] * 9 + [b"\n", b"\r\n\r\n", b"\n\n\n"])
 plain_or_not = st.lists(st.builds(lambda i, e: b"data: " + i + e, insides, ends) | pieces, max_size=6)
 
 
+@example(batches=[[], [b"\xef\xbb\xbf", b"data: a\n\n"]], limit=1_000)
 @given(batches=st.lists(plain_or_not, max_size=4), limit=st.sampled_from([8, 1_000]))
 @settings(max_examples=500, deadline=None)
 def test_the_short_cut_for_plain_events_makes_no_difference(batches: list[list[bytes]], limit: int) -> None:

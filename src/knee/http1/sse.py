@@ -52,7 +52,7 @@ class SseParser:
 
         So all pieces of nearly all streams are, and seeing it costs a tenth of feeding them one by one.
         """
-        if self._block:
+        if self._block or not pieces:  # with none nothing has begun
             return None
         for piece in pieces:
             length = len(piece)
