@@ -130,6 +130,24 @@ def test_a_wire_that_is_held_back_reads_on_where_it_was() -> None:
     assert talk(held).text == b"later"
 
 
+def test_pieces_that_come_faster_than_it_looks_are_read_one_by_one() -> None:
+    """Each is sent when the one before was heard: read every millisecond they would take half a second."""
+    took_s = 0.0
+
+    async def in_turns(far: socket.socket, wire: Wire, heard: Heard) -> None:  # noqa: ARG001
+        nonlocal took_s
+        begun_s = time.monotonic()
+        for number in range(500):
+            piece = b"<%d>" % number
+            far.sendall(piece)
+            await heard.hears(piece)
+        took_s = time.monotonic() - begun_s
+
+    heard = talk(in_turns)
+    assert len(heard.pieces) == 500
+    assert took_s < 0.45
+
+
 def test_the_other_side_ends_it() -> None:
     async def closes(far: socket.socket, wire: Wire, heard: Heard) -> None:
         far.sendall(b"bye")
