@@ -32,6 +32,9 @@ NAMES = {
 }
 
 
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks")
+
+
 def calibrate(
     runs: Annotated[
         list[str], typer.Argument(help="Run directories of one server, or its URL.", metavar="RUN...|URL")
@@ -67,15 +70,18 @@ def calibrate(
     measured point, and how far it may be trusted.
     """
     from knee.core.run import write_atomically
-    from knee.measure.client.live import connect
     from knee.measure.model.calibrate import calibrate as fit
     from knee.measure.recorded import read_recorded
 
+    asked = locals()
+    limits = {name: asked[name] for name in LIMITS if asked[name] is not None}
     folders = [Path(run) for run in runs]
     live = [run for run in runs if run.startswith(("http://", "https://"))]
     if live and len(runs) > 1:
         raise UsageError(f"{live[0]} beside others", "a server alone, or run directories")
     if live:
+        from knee.measure.client.live import connect
+
         flags = load.LoadFlags(prompt=prompt, output=output, seed=seed, workload=workload)
         connection = to.connection_from(
             runs[0], model=model, endpoint=endpoint, body=body, headers=header, key_file=api_key_file,
@@ -84,12 +90,6 @@ def calibrate(
         target = connect(connection)
         target.flags = to.flags_in(server_log)
         folders = _measure_lightly(target, load.workload_from(flags)[0], seed, server_time, below)
-    given = {
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "num_gpu_blocks": num_gpu_blocks,
-    }
-    limits = {name: value for name, value in given.items() if value is not None}
     found = fit([read_recorded(folder) for folder in folders], limits, below)
     if out is not None:
         write_atomically(out, found)

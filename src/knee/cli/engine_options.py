@@ -34,14 +34,6 @@ ApiServers = Annotated[int, typer.Option("--api-server-count", help="Front-end p
 FrontRequestMs = Annotated[float, typer.Option(help="Front end per request (HTTP, tokenization), ms.")]
 FrontTokenMs = Annotated[float, typer.Option(help="Front end per token that goes out, ms.")]
 
-_COSTS = {
-    "step_ms": "fixed_ns",
-    "seq_ms": "per_seq_ns",
-    "prefill_token_ms": "per_prefill_token_ns",
-    "context_token_ms": "per_context_token_ns",
-    "prefill_step_ms": "per_prefill_step_ns",
-}
-
 
 def engine_from(flags: dict[str, Any]) -> "EngineConfig":
     """The engine that a command's parameters describe, by their names; others are left aside.
@@ -51,15 +43,14 @@ def engine_from(flags: dict[str, Any]) -> "EngineConfig":
     import msgspec
 
     from knee.core.units import NS_PER_MS
-    from knee.engine.config import EngineConfig, FrontEnd, StepCost
+    from knee.engine.config import EngineConfig, FrontEnd, step_cost_from
 
     front = FrontEnd(
         servers=flags.get("api_server_count", 1),
         per_request_ns=round(flags.get("front_request_ms", 0.0) * NS_PER_MS),
         per_token_ns=round(flags.get("front_token_ms", 0.0) * NS_PER_MS),
     )
-    cost = {name: round(flags.get(flag, 0.0) * NS_PER_MS) for flag, name in _COSTS.items()}
     named = {field.name for field in msgspec.structs.fields(EngineConfig)} & flags.keys()
     return EngineConfig(
-        step_cost=StepCost(**cost), front_end=front, **{name: flags[name] for name in sorted(named)}
+        step_cost=step_cost_from(flags), front_end=front, **{name: flags[name] for name in sorted(named)}
     )

@@ -3,11 +3,13 @@
 The rules that changed between vLLM versions stand here as switches; `rules_of` sets them for a version.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 
 from knee.core.errors import UsageError
+from knee.core.units import NS_PER_MS
 
 Policy = Literal["fcfs", "priority"]
 
@@ -35,6 +37,21 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
             + (self.per_prefill_step_ns + self.per_prefill_token_ns * prefill_tokens if prefill_tokens else 0)
             + self.per_context_token_ns * context_tokens
         )
+
+
+COST_FLAGS = {
+    "step_ms": "fixed_ns",
+    "seq_ms": "per_seq_ns",
+    "prefill_token_ms": "per_prefill_token_ns",
+    "context_token_ms": "per_context_token_ns",
+    "prefill_step_ms": "per_prefill_step_ns",
+}
+"""What people give in milliseconds, and the part of a `StepCost` that it is."""
+
+
+def step_cost_from(ms: Mapping[str, Any]) -> StepCost:
+    """The step cost of what COST_FLAGS name, in milliseconds; what is not there costs nothing."""
+    return StepCost(**{part: round(ms.get(flag, 0.0) * NS_PER_MS) for flag, part in COST_FLAGS.items()})
 
 
 class FrontEnd(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from knee.core.errors import UsageError
 from knee.core.point import Point
 from knee.core.slo import Slo
 from knee.core.units import NS_PER_MS
-from knee.engine.config import EngineConfig, FrontEnd, StepCost
+from knee.engine.config import EngineConfig, FrontEnd, step_cost_from
 from knee.measure.point import make_point
 from knee.measure.simulated import SimulatedTarget
 from knee.measure.target import Measured, Offer
@@ -54,15 +54,8 @@ def engine_with(config: EngineConfig, flags: Mapping[str, str]) -> EngineConfig 
 
 def engine_of(server: SimulatedServer) -> EngineConfig:
     """The engine of a simulated server before any flag."""
-    cost = StepCost(
-        fixed_ns=round(server.step_ms * NS_PER_MS),
-        per_seq_ns=round(server.seq_ms * NS_PER_MS),
-        per_prefill_token_ns=round(server.prefill_token_ms * NS_PER_MS),
-        per_context_token_ns=round(server.context_token_ms * NS_PER_MS),
-        per_prefill_step_ns=round(server.prefill_step_ms * NS_PER_MS),
-    )
     return EngineConfig(
-        step_cost=cost,
+        step_cost=step_cost_from(msgspec.structs.asdict(server)),
         front_end=FrontEnd(per_request_ns=round(server.front_request_ms * NS_PER_MS)),
         num_gpu_blocks=server.num_gpu_blocks,
         block_size=server.block_size,

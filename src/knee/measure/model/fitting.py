@@ -45,10 +45,9 @@ def fit_steps(seen: Sequence[Observed]) -> StepFit | None:
     The weights come from the times that are fitted, in a second pass (McCullagh and Nelder 1989, section
     9.3): weights from the times that were seen would favour the bins that chance made short.
     """
-    rows = [row for observed in seen for row in _rows(observed)]
-    if len(rows) < _FEWEST_BINS:
+    table = _table(seen)
+    if len(table) < _FEWEST_BINS:
         return None
-    table = np.array(rows)
     times, causes = table[:, 0], table[:, 1:5]
     found, error = _weighted(times, causes)
     simple, simple_error = _weighted(times, causes[:, :3])
@@ -68,14 +67,13 @@ def fit_steps_closely(seen: Sequence[Observed]) -> StepFit | None:
     beyond their tokens, which larger batches share: it is told from the tokens where prompts came together.
     Prefill steps are left out where they explain no more than chance would, and context as in `fit_steps`.
     """
-    rows = [row for observed in seen for row in _rows(observed)]
-    if len(rows) < _FEWEST_BINS:
+    table = _table(seen)
+    if len(table) < _FEWEST_BINS:
         return None
-    table = np.array(rows)
     times, causes = table[:, 0], table[:, 1:]
     kept = [*range(causes.shape[1])]
     found, error = _least_absolute(times, causes)
-    for optional, worth in ((3, _WORTH), (4, 1 + _CHANCE / len(rows))):
+    for optional, worth in ((3, _WORTH), (4, 1 + _CHANCE / len(table))):
         fewer = [column for column in kept if column != optional]
         simple, simple_error = _least_absolute(times, causes[:, fewer])
         if simple_error < error * worth:
@@ -99,6 +97,12 @@ def _fit(found: Floats, error: float) -> StepFit | None:
         per_prefill_step_ns=float(found[4]) if len(found) > 4 else 0.0,
         error=error,
     )
+
+
+def _table(seen: Sequence[Observed]) -> Floats:
+    """The bins of all that was seen: the decoding time of each, and what may have caused it (see `_rows`)."""
+    found: Floats = np.array([row for observed in seen for row in _rows(observed)])
+    return found
 
 
 def _rows(observed: Observed) -> list[tuple[float, ...]]:

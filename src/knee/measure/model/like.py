@@ -10,7 +10,7 @@ import numpy as np
 from knee.core.errors import InputError, NoAnswer
 from knee.core.slo import Slo
 from knee.core.units import NS_PER_S
-from knee.engine.config import EngineConfig
+from knee.engine.config import COST_FLAGS, EngineConfig
 from knee.measure.model.calibrate import CONFIDENCE, Calibration, calibrate
 from knee.measure.model.fitting import StepFit
 from knee.measure.model.knee import FIRST_REQUESTS, model_knee, model_shares
@@ -136,17 +136,7 @@ def engine_like(found: Calibration, asked: EngineConfig, given: AbstractSet[str]
     """The calibrated engine with those limits and costs of `asked` whose flags were `given`."""
     engine = found.engine
     limits = {name: getattr(asked, name) for name in engine.__struct_fields__ if name in given}
-    costs = {
-        part: getattr(asked.step_cost, part)
-        for part, flag in (
-            ("fixed_ns", "step_ms"),
-            ("per_seq_ns", "seq_ms"),
-            ("per_prefill_token_ns", "prefill_token_ms"),
-            ("per_context_token_ns", "context_token_ms"),
-            ("per_prefill_step_ns", "prefill_step_ms"),
-        )
-        if flag in given
-    }
+    costs = {part: getattr(asked.step_cost, part) for flag, part in COST_FLAGS.items() if flag in given}
     if {"api_server_count", "front_request_ms", "front_token_ms"} & given:
         limits["front_end"] = asked.front_end
     cost = msgspec.structs.replace(engine.step_cost, **costs)
