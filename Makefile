@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test live bench lint clean
+.PHONY: demo test live bench wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/knee demo
@@ -29,6 +29,10 @@ live: $(VENV)/.developed
 
 bench: $(VENV)/.developed
 	$(BIN)/python -m bench $(ONLY)
+
+# A wheel with the hot part of the simulated engine compiled; wants a C compiler and Python's headers.
+wheel: $(BIN)/python
+	HATCH_BUILD_HOOKS_ENABLE=1 HATCH_BUILD_CLEAN_HOOKS_AFTER=1 $(PIP) wheel --no-deps -w dist .
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,6 +1,8 @@
 """How fast the engine is, against the reference document's program in the same run.
 
-Both are timed in CPU seconds, in turns, and the best of each counts: a busy machine slows both alike.
+Both are timed in CPU seconds, in turns, and the best of each counts: a busy machine slows both alike. The
+engine is timed from its sources, and compiled as `make wheel` builds it; the document's program is Python in
+either case.
 REQUESTS=10_000_000 makes the long run ten million requests (some minutes); by default it is two.
 """
 
@@ -10,15 +12,18 @@ import random
 import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
 
+from bench._compiled import ROOT, install_compiled
 from bench._openloop import DURATION_MS, OUTPUT, PROMPT, Req, simulate
-from bench.figure import Figure
+from bench.figure import Figure, line
 from knee.core.clock import RealClock
 from knee.core.requests import NEVER, Ints, Requests, column
 from knee.core.units import NS_PER_MS, NS_PER_S
@@ -41,8 +46,9 @@ FULL = msgspec.structs.replace(REFERENCE, num_gpu_blocks=6_000, enable_prefix_ca
 def run() -> Iterator[Figure]:
     """All figures."""
     yield from _own_model()
-    yield from _everything()
-    yield from _everything_open()
+    yield from _everything("from source")
+    yield from _compiled()
+    yield from _memory()
     yield from _command()
 
 
@@ -108,35 +114,52 @@ def _lengths(requests: int) -> Iterator[Requests]:
         )
 
 
-def _everything() -> Iterator[Figure]:
+def _everything(build: str, bar: float | None = None) -> Iterator[Figure]:
     due = _arrivals(20)
-    (engine, full_s), (_, their_s) = _in_turns(partial(_full, 20_000), partial(simulate, 20), rounds=3)
+    (engine, full_s), (_, their_s) = _in_turns(partial(_full, 20_000), partial(simulate, 20))
     counted = engine.metrics
     theirs = int((due < DURATION_MS * NS_PER_MS).sum()) / their_s
-    yield _figure("everything on: preemptions", counted.preemptions / 20_000, "a request")
+    yield _figure(f"everything on, {build}: preemptions", counted.preemptions / 20_000, "a request")
     hits = counted.cache_hits / counted.cache_queries
-    yield _figure("everything on: prompt tokens found in the prefix cache", hits, "share")
-    yield _figure("everything on, this engine", 20_000 / full_s, "requests/s")
-    yield _figure("everything on, times the document's program", 20_000 / full_s / theirs, "x", bar=5)
+    yield _figure(f"everything on, {build}: prompt tokens found in the prefix cache", hits, "share")
+    yield _figure(f"everything on, {build}", 20_000 / full_s, "requests/s")
+    yield _figure(f"everything on, {build}, times the document's program", 20_000 / full_s / theirs, "x", bar)
+    for rate in RATES:  # the document's arrivals: below its knee, at it, and in overload
+        (_, full_s), (_, their_s) = _in_turns(partial(_open, _schedule(rate)), partial(simulate, rate))
+        yield _figure(f"everything on, {build}, open loop at {rate} req/s", their_s / full_s, "x")
+
+
+def _compiled() -> Iterator[Figure]:
+    with tempfile.TemporaryDirectory() as folder:
+        install_compiled(Path(folder))
+        told = _in_child("b.tell_compiled()", {"PYTHONPATH": folder})
+    for row in told.splitlines():
+        yield msgspec.json.decode(row, type=Figure)
+
+
+def tell_compiled() -> None:
+    """Print the figures of the engine that this process has, which is compiled."""
+    assert not str(sys.modules[Skip.__module__].__file__).endswith(".py"), "this engine is not compiled"
+    for figure in _everything("compiled", bar=5):
+        print(line(figure))
+
+
+def _memory() -> Iterator[Figure]:
     most = int(os.environ.get("REQUESTS", "2_000_000"))
-    small, large = _child(200_000), _child(most)
+    small, large = _peak_mb(200_000), _peak_mb(most)
     yield _figure(f"everything on, {most:,} requests: peak memory", large, "MB")
     yield _figure("peak memory, times that of 200,000 requests", large / small, "x", bar=1.1, better="lower")
 
 
-def _everything_open() -> Iterator[Figure]:
-    """The document's arrivals on the same engine: below its knee, at it, and in overload."""
-    for rate in RATES:
-        due = _arrivals(rate)
-        drawn = list(_lengths(len(due)))
-        columns = {
-            name: np.concatenate([getattr(part, name) for part in drawn])
-            for name in ("prompt_tokens", "output_tokens")
-        }
-        shared = tuple(text for part in drawn for text in part.shared or ())
-        schedule = Requests(due_ns=due, shared=shared, **columns)
-        (_, full_s), (_, their_s) = _in_turns(partial(_open, schedule), partial(simulate, rate), rounds=3)
-        yield _figure(f"everything on, open loop at {rate} req/s", their_s / full_s, "x")
+def _schedule(rate: float) -> Requests:
+    """The document's arrivals with lengths and texts of their own."""
+    due = _arrivals(rate)
+    drawn = list(_lengths(len(due)))
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in drawn])
+        for name in ("prompt_tokens", "output_tokens")
+    }
+    return Requests(due_ns=due, shared=tuple(text for part in drawn for text in part.shared or ()), **columns)
 
 
 def _open(schedule: Requests) -> Engine:
@@ -159,13 +182,23 @@ def _full(requests: int) -> Engine:
     return engine
 
 
-def _child(requests: int) -> float:
+def _peak_mb(requests: int) -> float:
     """Peak memory in MB of a process that simulates `requests`."""
-    code = f"import bench.engine as b; b._full({requests}); print(b.peak_mb())"
+    return float(json.loads(_in_child(f"b._full({requests}); print(b.peak_mb())", {})))
+
+
+def _in_child(code: str, env: dict[str, str]) -> str:
+    """What `code` prints, in a process in which `b` is this module."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=1800
+        [sys.executable, "-c", f"import bench.engine as b; {code}"],
+        cwd=ROOT,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=1800,
     )
-    return float(json.loads(done.stdout))
+    return done.stdout
 
 
 def peak_mb() -> float:

@@ -72,8 +72,9 @@ class Columns:
         for _ in range(n):  # behind it are some that were refused and try again later
             place, row = bisect_right(due, at_ns), len(due) - 1
             due.insert(place, at_ns)
-            for column in (self.prompt, self.output, self.shared):
-                column.insert(place, column.pop(row))  # type: ignore[arg-type]
+            for numbers in (self.prompt, self.output):
+                numbers.insert(place, numbers.pop(row))
+            self.shared.insert(place, self.shared.pop(row))
 
     def fill(self) -> None:
         """Draw what is due in a closed loop; nobody sends what is not there."""
@@ -103,8 +104,9 @@ class Columns:
 
     def drop(self, rows: int) -> None:
         """Forget the first `rows` rows; the others move up."""
-        for column in (self.due, self.prompt, self.output, self.shared, self.last, self._numbers):
-            del column[:rows]
+        for numbers in (self.due, self.prompt, self.output, self.last, self._numbers):
+            del numbers[:rows]
+        del self.shared[:rows]
         if self._front is not None:
             del self.came[:rows]
         self.refused = {row - rows: why for row, why in self.refused.items() if row >= rows}
