@@ -31,8 +31,8 @@ bench: $(VENV)/.developed
 	$(BIN)/python -m bench $(ONLY)
 
 # A wheel with the hot part of the simulated engine compiled; wants a C compiler and Python's headers.
-wheel: $(BIN)/python
-	HATCH_BUILD_HOOKS_ENABLE=1 HATCH_BUILD_CLEAN_HOOKS_AFTER=1 $(PIP) wheel --no-deps -w dist .
+wheel: $(VENV)/.developed
+	HATCH_BUILD_HOOKS_ENABLE=1 HATCH_BUILD_CLEAN_HOOKS_AFTER=1 $(PIP) wheel --no-deps --no-build-isolation -w dist .
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
