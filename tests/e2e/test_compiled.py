@@ -1,11 +1,14 @@
 """The engine as `make wheel` compiles it does what the sources say."""
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
+import pytest
 from bench._compiled import ROOT, install_compiled
 
 MODULES = """
@@ -14,6 +17,7 @@ from importlib import import_module
 for name in sys.argv[1:]:
     print(import_module(name).__file__)
 """
+HEADERS = Path(sysconfig.get_path("include"), "Python.h")
 COMMAND = "from knee.cli.main import main; main()"
 
 
@@ -31,6 +35,7 @@ def in_child(env: dict[str, str], *arguments: str) -> str:
     return told.stdout
 
 
+@pytest.mark.skipif(not (shutil.which("gcc") and HEADERS.is_file()), reason="needs gcc and Python's headers")
 def test_the_compiled_engine_passes_the_tests_of_the_engine_and_a_command_prints_the_same(
     tmp_path: Path,
 ) -> None:
