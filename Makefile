@@ -46,4 +46,5 @@ $(VENV)/.developed: $(BIN)/python pyproject.toml constraints.txt
 	touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) dist
+	find src -name '*.so' -delete

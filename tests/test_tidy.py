@@ -123,6 +123,10 @@ def test_no_addresses_of_registries_and_no_paths_of_machines() -> None:
     assert not found, found
 
 
+def test_no_compiled_module_hides_its_source() -> None:
+    assert not [*(ROOT / "src").rglob("*.so"), *(ROOT / "src").rglob("*.pyd")], "make clean removes them"
+
+
 def test_constraints_are_names_and_versions_only() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert lines
