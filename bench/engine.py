@@ -23,7 +23,7 @@ import numpy as np
 
 from bench._compiled import ROOT, install_compiled
 from bench._openloop import DURATION_MS, OUTPUT, PROMPT, Req, simulate
-from bench.figure import Figure, line
+from bench.figure import Figure
 from knee.core.clock import RealClock
 from knee.core.requests import NEVER, Ints, Requests, column
 from knee.core.units import NS_PER_MS, NS_PER_S
@@ -141,7 +141,7 @@ def tell_compiled() -> None:
     """Print the figures of the engine that this process has, which is compiled."""
     assert not str(sys.modules[Skip.__module__].__file__).endswith(".py"), "this engine is not compiled"
     for figure in _everything("compiled", bar=5):
-        print(line(figure))
+        print(msgspec.json.encode(figure).decode())
 
 
 def _memory() -> Iterator[Figure]:

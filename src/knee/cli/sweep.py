@@ -72,22 +72,7 @@ def sweep(
     from knee.core.run import open_run
     from knee.measure.client.live import connect
 
-    if resume is None and not slo:
-        raise UsageError("a sweep needs objectives", 'write --slo "ttft p95 < 1s, itl p99 < 60ms"')
-    if resume is not None and (rates or out or slo or workload):
-        raise UsageError("--resume takes load, SLO and place from the run", "leave out what it says already")
-    values = {name: value for name, value in locals().items() if name in load.LoadFlags.__struct_fields__}
-    flags = load.LoadFlags(**values)
-    asked = Asked(
-        slo=parse_slo(slo) if slo else Slo(()),
-        budget=_budget(precision, server_time, points),
-        offers=[load.offer_from(msgspec.structs.replace(flags, rate=rate)) for rate in _rates(rates)],
-        workload=load.workload_from(flags)[0],
-        seed=seed,
-        clients=clients,
-        out=out,
-        resume=resume,
-    )
+    asked = _asked(locals())
     connection = to.connection_from(
         url, model=model, endpoint=endpoint, body=body, headers=header, key_file=api_key_file,
         metrics=metrics, timeout=timeout, realtime=realtime,
@@ -115,6 +100,26 @@ class Asked(NamedTuple):
     clients: int
     out: Path | None
     resume: Path | None
+
+
+def _asked(flags: dict[str, Any]) -> Asked:
+    """What the flags ask for; a UsageError says where they contradict each other, or do not say enough."""
+    slo, resume = flags["slo"], flags["resume"]
+    if resume is None and not slo:
+        raise UsageError("a sweep needs objectives", 'write --slo "ttft p95 < 1s, itl p99 < 60ms"')
+    if resume is not None and any(flags[name] for name in ("rates", "out", "slo", "workload")):
+        raise UsageError("--resume takes load, SLO and place from the run", "leave out what it says already")
+    sent = load.LoadFlags(**{name: flags[name] for name in load.LoadFlags.__struct_fields__ if name in flags})
+    return Asked(
+        slo=parse_slo(slo) if slo else Slo(()),
+        budget=_budget(flags["precision"], flags["server_time"], flags["points"]),
+        offers=[load.offer_from(msgspec.structs.replace(sent, rate=rate)) for rate in _rates(flags["rates"])],
+        workload=load.workload_from(sent)[0],
+        seed=flags["seed"],
+        clients=flags["clients"],
+        out=flags["out"],
+        resume=resume,
+    )
 
 
 def _measure(target: "LiveTarget", asked: Asked, as_json: bool) -> int:
