@@ -62,7 +62,7 @@ def measure(home: Path, flags: tuple[str, ...], folder: Path) -> None:
         common = [server.url, *LOAD, "--realtime", "--server-log", str(log)]
         search = ["sweep", *common, "--slo", SLO, "--precision", "5%", "--server-time"]
         look = told([*search, "120s", "--out", "search-0"])["sweep"]["knee"]["estimate"]
-        light = ["calibrate", *common, "--below", f"{SHARE * look:.3g}", "--server-time", "150s", "--seed"]
+        light = ["calibrate", *common, "--below", f"{SHARE * look:.3g}", "--seed"]
         for turn in range(1, TURNS + 1):
             told([*light, str(turn)])
             told([*search, "120s", "--seed", str(turn), "--out", f"search-{turn}"])

@@ -18,9 +18,9 @@ from knee.core.units import NS_PER_S
 from knee.engine.config import EngineConfig, StepCost
 from knee.engine.engine import Engine
 from knee.engine.request import Request
-from knee.measure.light import in_clumps
 from knee.measure.model.calibrate import PARTS, Calibration, calibrate
 from knee.measure.model.fitting import fit_steps
+from knee.measure.model.light import in_clumps
 from knee.measure.model.like import load_calibration, predict_knee
 from knee.measure.point import make_point
 from knee.measure.recorded import read_recorded

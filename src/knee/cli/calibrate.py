@@ -40,7 +40,9 @@ def calibrate(
         list[str], typer.Argument(help="Run directories of one server, or its URL.", metavar="RUN...|URL")
     ],
     *,
-    below: Annotated[float, typer.Option(help="Use only points at rates up to this.")] = math.inf,
+    below: Annotated[
+        float, typer.Option(help="Use only points at rates up to this; with a URL, offer none above it.")
+    ] = math.inf,
     max_num_seqs: Annotated[int | None, typer.Option(help="Where the run does not tell it.")] = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(help="Where the run does not tell it.")
@@ -105,7 +107,7 @@ def _measure_lightly(
     A workload with arrivals of its own kind is offered as it is, and only so.
     """
     from knee.core.units import NS_PER_S, parse_duration_ns
-    from knee.measure.light import CLUMPED_SHARE, clumped_offers, in_clumps, light_offers
+    from knee.measure.model.light import CLUMPED_SHARE, clumped_offers, in_clumps, light_offers
     from knee.workload.spec import Arrivals
 
     for note in target.notes:
