@@ -26,7 +26,7 @@ def load(url: str, *loads: tuple[str, ...], least: float = 6000, running: int = 
     """
     processes = [
         subprocess.Popen(
-            [*MAIN, "bench", url, "--warmup", "1s", "--duration", "60s", "--drain", "5s", *one],
+            [*MAIN, "bench", url, "--warmup", "1s", "--duration", "60s", "--drain", "5s", "--realtime", *one],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -77,6 +77,15 @@ def verdict(url: str, seconds: int = 15) -> dict[str, object]:
     return answer
 
 
+def seconds_alone(url: str, asked: tuple[str, ...]) -> float:
+    """How long one such request takes on an idle server."""
+    one_by_one = ["--max-concurrency", "1", "--warmup", "1s", "--duration", "6s", "--json"]
+    done = subprocess.run(
+        [*MAIN, "bench", url, *asked, *one_by_one], capture_output=True, text=True, timeout=120, check=False
+    )
+    return float(json.loads(done.stdout)["e2e_ms"]["mean_finite"]) / 1000
+
+
 def test_a_cap_of_four_sequences(start_vllm: Start) -> None:
     server = start_vllm("--max-num-seqs", "4")
     with load(server.url, ("--rate", "40", "--prompt", "128", "--output", "32")):
@@ -97,11 +106,14 @@ def test_a_tiny_cache_with_long_outputs(start_vllm: Start) -> None:
 def test_long_prompts_against_steady_decodes(start_vllm: Start) -> None:
     server = start_vllm("--max-num-batched-tokens", "8192", "--no-enable-prefix-caching")
     decodes = ("--max-concurrency", "4", "--prompt", "16", "--output", "1000")
-    # Some 2 % of the gaps meet a prompt: at half the rate it were those above the 99th percentile or not.
-    prompts = ("--rate", "4", "--constant", "--prompt", "1900", "--output", "2")
+    long = ("--prompt", "1900", "--output", "2")
+    # Prompts take two fifths of the server's time, however fast it is: at half of that they were the gaps
+    # above the 99th percentile or not; in all of its time they wait for each other, which is another limit.
+    rate = 0.4 / seconds_alone(server.url, long)
+    prompts = (*long, "--rate", f"{rate:.3g}", "--constant")
     with load(server.url, decodes, prompts, running=4):
-        found = verdict(server.url)
-    assert found["limit"] == "prefill_interference", found
+        found = verdict(server.url, seconds=30)  # a busy server may say nothing for seconds on two cores
+    assert found["limit"] == "prefill_interference", (rate, found)
 
 
 def test_an_idle_server(start_vllm: Start) -> None:
