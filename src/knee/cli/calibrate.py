@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -77,26 +77,33 @@ def calibrate(
 
     asked = locals()
     limits = {name: asked[name] for name in LIMITS if asked[name] is not None}
-    folders = [Path(run) for run in runs]
     live = [run for run in runs if run.startswith(("http://", "https://"))]
     if live and len(runs) > 1:
         raise UsageError(f"{live[0]} beside others", "a server alone, or run directories")
-    if live:
-        from knee.measure.client.live import connect
-
-        flags = load.LoadFlags(prompt=prompt, output=output, seed=seed, workload=workload)
-        connection = to.connection_from(
-            runs[0], model=model, endpoint=endpoint, body=body, headers=header, key_file=api_key_file,
-            metrics=metrics, timeout=timeout, realtime=realtime,
-        )  # fmt: skip
-        target = connect(connection)
-        target.flags = to.flags_in(server_log)
-        folders = _measure_lightly(target, load.workload_from(flags)[0], seed, server_time, below)
+    folders = _measured(live[0], asked) if live else [Path(run) for run in runs]
     found = fit([read_recorded(folder) for folder in folders], limits, below)
     if out is not None:
         write_atomically(out, found)
         log(f"saved to {out}")
     show(found, as_json, lambda: _shown(found))
+
+
+def _measured(url: str, asked: dict[str, Any]) -> list[Path]:
+    """Measure the server at `url` as the command's parameters ask; the run directories."""
+    from knee.measure.client.live import connect
+
+    sent = ("prompt", "output", "seed", "workload")
+    workload, _ = load.workload_from(load.LoadFlags(**{name: asked[name] for name in sent}))
+    reached = ("model", "endpoint", "body", "metrics", "timeout", "realtime")
+    connection = to.connection_from(
+        url,
+        **{name: asked[name] for name in reached},
+        headers=asked["header"],
+        key_file=asked["api_key_file"],
+    )
+    target = connect(connection)
+    target.flags = to.flags_in(asked["server_log"])
+    return _measure_lightly(target, workload, asked["seed"], asked["server_time"], asked["below"])
 
 
 def _measure_lightly(
