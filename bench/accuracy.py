@@ -1,9 +1,11 @@
 """A real server, calibrated on light load only: how far is the knee that is predicted from the one measured?
 
 VLLM_HOME names a folder with a CPU build of vLLM and a small model; without one the benchmark is left out.
-Server and client share the machine, and both share it with whatever else runs there: within minutes its speed
-changes by more than the bar. So searches and calibrations take turns, a search first and last, and the middle
-of the predictions counts beside the middle of the knees; how far they are apart is printed, too.
+Server and client share the machine, and both share it with whatever else runs there: within half a minute its
+pace changes by more than the bar. So searches and calibrations take turns, a search first and last, and the
+middle of the predictions counts beside the middle of the knees. A calibrated point is one rate with one kind
+of arrivals, its error the middle one of the turns. The pace of the core that the server's worker is bound to
+is measured all the while; what the knees would be at its mean is printed, too.
 """
 
 import contextlib
@@ -13,10 +15,12 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench._pace import watched
 from bench._ports import free_port
 from bench._vllm_server import running
 from bench.figure import Figure
@@ -28,8 +32,13 @@ SHARE = 0.55
 """Of the first search's knee, the highest rate that is offered to calibrate on."""
 MOST_SHARE = 0.6
 """Of the measured knee, the highest rate that a calibration sees."""
-TURNS = 2
+TURNS = 3
 """Calibrations, each between two searches."""
+WORKER_CORE = 0
+"""Where vLLM binds the only worker that two cores have room for (`local_rank=0, core ids=[0]` in its log)."""
+PACES = "paces.json"
+SEARCH_TIME = "5m"
+"""For each, at most: on a quiet machine a search is sure to 5 % before that."""
 
 SERVERS = {"max_num_seqs 4": ("--max-num-seqs", "4"), "default flags": ()}
 BAR = 0.10
@@ -41,7 +50,7 @@ def run() -> Iterator[Figure]:
     for name, flags in SERVERS.items():
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(os.environ.get("KNEE_BENCH_KEEP") or scratch).resolve() / name.replace(" ", "-")
-            if not (folder / f"search-{TURNS}" / "run.json").is_file():
+            if not (folder / "search-1" / "run.json").is_file():
                 if not (home / "venv/bin/vllm").is_file():
                     sys.stderr.write(
                         "no vLLM: accuracy is left out; VLLM_HOME names a folder with venv/bin/vllm\n"
@@ -58,30 +67,42 @@ def measure(home: Path, flags: tuple[str, ...], folder: Path) -> None:
     with (
         contextlib.chdir(folder),
         running(home, log, free_port(), ("--no-enable-prefix-caching", *flags)) as server,
+        watched(WORKER_CORE, folder / "pace.txt") as pace,
     ):
+        paces: dict[str, float] = {}
+
+        def timed(name: str, arguments: list[str]) -> Any:
+            start_ns = time.time_ns()
+            found = told(arguments)
+            paces[name] = pace(start_ns)
+            return found
+
         common = [server.url, *LOAD, "--realtime", "--server-log", str(log)]
         search = ["sweep", *common, "--slo", SLO, "--precision", "5%", "--server-time"]
-        look = told([*search, "120s", "--out", "search-0"])["sweep"]["knee"]["estimate"]
+        look = timed("search-0", [*search, SEARCH_TIME, "--out", "search-0"])["sweep"]["knee"]["estimate"]
         light = ["calibrate", *common, "--below", f"{SHARE * look:.3g}", "--seed"]
         for turn in range(1, TURNS + 1):
-            told([*light, str(turn)])
-            told([*search, "120s", "--seed", str(turn), "--out", f"search-{turn}"])
+            timed(f"calibrate-{turn}", [*light, str(turn)])
+            name = f"search-{turn}"
+            timed(name, [*search, SEARCH_TIME, "--seed", str(turn), "--out", name])
+        Path(PACES).write_text(json.dumps(paces))
 
 
 def errors(name: str, folder: Path) -> Iterator[Figure]:
     """The errors of the predicted knee, TTFT and ITL that the runs in `folder` show."""
-    closed = (folder / f"search-{turn}" / "run.json" for turn in range(TURNS + 1))
-    measured = [json.loads(path.read_bytes())["knee"] for path in closed]
-    true = statistics.geometric_mean(knee["estimate"] for knee in measured)
+    measured = [json.loads(path.read_bytes())["knee"] for path in sorted(folder.glob("search-*/run.json"))]
+    seen = [knee["estimate"] for knee in measured]
+    true = statistics.geometric_mean(seen)
     below = ["--below", f"{MOST_SHARE * true:.4g}"]
     fitted, knees = [], []
     with tempfile.TemporaryDirectory() as scratch:
         saved = f"{scratch}/calibration.json"
-        for turn in range(TURNS):
+        for turn in range(len(measured) - 1):
             pair = [str(folder / "runs" / f"calibrate-{2 * turn + number}") for number in (1, 2)]
             fitted.append(told(["calibrate", *pair, *below, "--out", saved]))
             knees.append(told(["simulate", "--like", saved, "--slo", SLO])["prediction"]["knee"])
-    predicted = statistics.geometric_mean(knees)
+    searched = at_mean_pace(folder, {f"search-{turn}": knee for turn, knee in enumerate(seen)})
+    foretold = at_mean_pace(folder, {f"calibrate-{turn}": knee for turn, knee in enumerate(knees, 1)})
 
     def figure(what: str, value: float, unit: str, bar: float | None = None) -> Figure:
         return Figure(
@@ -93,26 +114,49 @@ def errors(name: str, folder: Path) -> Iterator[Figure]:
             better="lower",
         )
 
+    yield figure("calibrations, each between two searches", len(knees), "turns")
     yield figure("measured knee", true, "req/s")
     yield figure("widest half-width of a measured knee", max(map(half_width, measured)), "share")
-    yield figure("measured knees, highest over lowest", spread([one["estimate"] for one in measured]), "x")
     highest = max(rate for one in fitted for rate in one["rates"])
     yield figure("highest rate calibrated on, over it", highest / true, "share", MOST_SHARE)
-    yield figure("predicted knee", predicted, "req/s")
+    yield figure("predicted knee", statistics.geometric_mean(knees), "req/s")
+    yield figure("measured knees, highest over lowest", spread(seen), "x")
+    yield figure("measured knees at one pace, highest over lowest", spread(searched), "x")
     yield figure("predicted knees, highest over lowest", spread(knees), "x")
-    yield figure("error of the predicted knee", abs(predicted / true - 1), "share", BAR)
-    for latency, extra in (("ttft", "extra_ttft_ms"), ("itl", "")):
-        off = [
-            abs((point[f"{latency}_fitted_ms"] + one.get(extra, 0.0)) / point[f"{latency}_ms"] - 1)
-            for one in fitted
-            for point in one["replayed"]
-        ]
-        yield figure(
-            f"median error of {latency.upper()} at the calibrated points",
-            statistics.median(off),
-            "share",
-            BAR,
-        )
+    yield figure("predicted knees at one pace, highest over lowest", spread(foretold), "x")
+    yield figure("error of the predicted knee", off(knees, seen), "share", BAR)
+    yield figure("error of the predicted knee at one pace", off(foretold, searched), "share")
+    for latency in ("itl", "ttft"):
+        middle = statistics.median(latency_errors(fitted, latency))
+        yield figure(f"median error of {latency.upper()} at the calibrated points", middle, "share", BAR)
+
+
+def at_mean_pace(folder: Path, knees: dict[str, float]) -> list[float]:
+    """The knees of runs as they would be at the mean pace of the measurement: the slower, the lower.
+
+    Runs without a measured pace are taken to have had that one.
+    """
+    file = folder / PACES
+    paces: dict[str, float] = json.loads(file.read_bytes()) if file.is_file() else {}
+    mean = statistics.fmean(paces.values()) if paces else 1.0
+    return [knee * paces.get(name, mean) / mean for name, knee in knees.items()]
+
+
+def latency_errors(fitted: list[Any], latency: str) -> list[float]:
+    """Per rate and kind of arrivals, how far off the fitted latency is, relative: the middle of the turns."""
+    points: dict[str, list[float]] = {}
+    for one in fitted:
+        beyond = one["extra_ttft_ms"] if latency == "ttft" else 0.0
+        for point in one["replayed"]:
+            name = json.dumps((point["rate"], point["arrivals"]))
+            error = (point[f"{latency}_fitted_ms"] + beyond) / point[f"{latency}_ms"] - 1
+            points.setdefault(name, []).append(error)
+    return [abs(statistics.median(errors)) for errors in points.values()]
+
+
+def off(predicted: list[float], measured: list[float]) -> float:
+    """How far the middle of the one is off the middle of the other, relative."""
+    return abs(statistics.geometric_mean(predicted) / statistics.geometric_mean(measured) - 1)
 
 
 def spread(values: list[float]) -> float:

@@ -48,12 +48,16 @@ def _offer(rate: float, seed: int) -> Offer:
     )  # fmt: skip
 
 
+SWING_NS = 5 * NS_PER_S
+
+
 def _records(
-    config: EngineConfig, offer: Offer, point: int, jitter_ns: int, stall_ns: int = 0
+    config: EngineConfig, offer: Offer, point: int, jitter_ns: int, *, stall_ns: int = 0, slow: float = 1.0
 ) -> list[RequestRecord]:
     """What a client would note of the engine: every token's instant, late by up to `jitter_ns`.
 
-    One step in 300 takes `stall_ns` longer, because the machine was away.
+    One step in 300 takes `stall_ns` longer, because the machine was away. In every other SWING_NS it is slow:
+    a step takes `slow` times as long.
     """
     engine, rng = Engine(config), random.Random(offer.seed)
     requests: list[Request] = []
@@ -75,7 +79,8 @@ def _records(
         if step is None:
             now = requests[sent].arrival_ns
             continue
-        now = step.end_ns + (stall_ns if rng.random() < 1 / 300 else 0)
+        pace = slow if now // SWING_NS % 2 else 1.0
+        now = round(now + (step.end_ns - now) * pace) + (stall_ns if rng.random() < 1 / 300 else 0)
         for request in step.emitted:
             before = tokens[request.id][-1] if tokens[request.id] else 0
             tokens[request.id].append(max(before + 1, now + rng.randrange(jitter_ns)))
@@ -93,8 +98,9 @@ def _record(request: Request, point: int, at: list[int]) -> RequestRecord:
 
 
 def _run(
-    folder: Path, config: EngineConfig, workload: Workload, rates: Sequence[float], stall_ns: int = 0
-) -> Path:
+    folder: Path, config: EngineConfig, workload: Workload, rates: Sequence[float], *, stall_ns: int = 0,
+    slow: float = 1.0,
+) -> Path:  # fmt: skip
     target = SimulatedTarget(config)
     plan = {
         "command": "sweep", "target": msgspec.to_builtins(target.describe()), "seed": 1,
@@ -104,7 +110,7 @@ def _run(
     for number, rate in enumerate(rates):
         offer = msgspec.structs.replace(_offer(rate, seed=number), workload=workload)
         append_lines(folder / POINTS, [make_point(target.measure(offer), offer, SLO)])
-        append_lines(folder / RECORDS, _records(config, offer, number, 200_000, stall_ns))
+        append_lines(folder / RECORDS, _records(config, offer, number, 200_000, stall_ns=stall_ns, slow=slow))
     return folder
 
 
@@ -188,6 +194,17 @@ def test_stalls_of_the_machine_are_not_taken_for_the_cost_of_a_sequence(tmp_path
     found = calibrate([stalled], {})
     assert found.costs["per_seq"].ms == pytest.approx(0.12, rel=0.15)
     assert found.costs["fixed"].ms == pytest.approx(2.0, rel=0.15)
+
+
+def test_costs_are_told_apart_on_a_machine_that_is_slow_for_seconds(tmp_path: Path) -> None:
+    """Slow, it holds more sequences and reads more prompts at once; all costs are those of its mean pace."""
+    swinging = _run(tmp_path / "swinging", LAID_OUT_ANEW, in_clumps(FIXED), (30.0, 45.0, 60.0), slow=2.0)
+    costs = calibrate([read_recorded(swinging)], {}).costs
+    fixed = costs["fixed"].ms
+    assert 2.0 < fixed < 4.0
+    assert costs["per_seq"].ms / fixed == pytest.approx(0.12 / 2.0, rel=0.1)
+    assert costs["per_prefill_token"].ms / fixed == pytest.approx(0.02 / 2.0, rel=0.2)
+    assert costs["per_prefill_step"].ms / fixed == pytest.approx(2.5 / 2.0, rel=0.2)
 
 
 def test_a_run_of_a_single_point_can_be_calibrated_on(run: Path, tmp_path: Path) -> None:

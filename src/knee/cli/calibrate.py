@@ -174,11 +174,15 @@ def _shown(found: "Calibration") -> "Group":
     for part, name in NAMES.items():
         cost = found.costs[part]
         costs.add_row(name, f"{cost.ms:.4g}", f"{cost.low_ms:.4g} to {cost.high_ms:.4g}")
-    points = Table(*("req/s", "mean ITL ms", "fitted", "median TTFT ms", "fitted"), box=None, pad_edge=False)
+    heads = ("req/s", "arrivals", "mean ITL ms", "fitted", "median TTFT ms", "fitted")
+    points = Table(*heads, box=None, pad_edge=False)
     for one in found.replayed:
+        kind, shape = one.arrivals.kind, one.arrivals.burstiness
         ttft = one.ttft_fitted_ms + found.extra_ttft_ms
         points.add_row(
-            *(f"{value:.4g}" for value in (one.rate, one.itl_ms, one.itl_fitted_ms, one.ttft_ms, ttft))
+            f"{one.rate:.4g}",
+            kind if shape == 1 else f"{kind} {shape:g}",
+            *(f"{value:.4g}" for value in (one.itl_ms, one.itl_fitted_ms, one.ttft_ms, ttft)),
         )
     engine = found.engine
     seen = f"{found.running_seen:.0f} sequences at once, requests of up to {found.context_seen:,} tokens"

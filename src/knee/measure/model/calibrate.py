@@ -1,6 +1,6 @@
 """Fit a simulated engine to a recorded run: step costs with intervals, how well they replay it, their reach.
 
-The fit is `fitting.fit_steps_closely`; intervals are those of a delete-block jackknife over time (Künsch
+The fit is `paced.fit_steps_closely`; intervals are those of a delete-block jackknife over time (Künsch
 1989), which keeps neighbouring gaps together because they depend on each other.
 """
 
@@ -12,10 +12,11 @@ import numpy as np
 
 from knee.core.errors import NoAnswer
 from knee.core.point import Point
-from knee.core.requests import NEVER, Gaps, Observed
+from knee.core.requests import Gaps, Observed
 from knee.core.units import NS_PER_MS
 from knee.engine.config import EngineConfig, StepCost
-from knee.measure.model.fitting import StepFit, fit_steps_closely, streaming_at
+from knee.measure.model.fitting import StepFit, streaming_at
+from knee.measure.model.paced import fit_steps_closely
 from knee.measure.model.replay import UNBOUNDED_BLOCKS
 from knee.measure.point import make_point
 from knee.measure.recorded import Recorded
@@ -23,7 +24,7 @@ from knee.measure.simulated import SimulatedTarget
 from knee.measure.target import Offer
 from knee.stats.distributions import student_quantile
 from knee.stats.percentile import quantile
-from knee.workload.spec import Workload
+from knee.workload.spec import Arrivals, Workload
 
 BLOCKS = 12
 CONFIDENCE = 0.95
@@ -49,6 +50,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     itl_fitted_ms: float
     ttft_ms: float
     ttft_fitted_ms: float
+    arrivals: Arrivals = Arrivals()
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +110,7 @@ def calibrate(runs: Sequence[Recorded], flags: Mapping[str, int], below: float =
         )
     engine, assumed = _engine(runs, fit, flags)
     fits = _leaving_out(observed)
-    replayed = [_replay(run.workload, point, seen, engine) for run, point, seen in used]
+    replayed = [_replay(run.workload, point, engine) for run, point, _ in used]
     running = [float(np.quantile(streaming_at(o, o.gaps.at_ns), 0.99)) for o in observed if len(o.gaps.ns)]
     return Calibration(
         run=paths,
@@ -162,7 +164,7 @@ def _told(run: Recorded) -> dict[str, int]:
     return {name: int(text) for name, text in texts.items() if text.isdigit() and int(text) > 0}
 
 
-def _replay(workload: Workload, point: Point, seen: Observed, engine: EngineConfig) -> Replayed:
+def _replay(workload: Workload, point: Point, engine: EngineConfig) -> Replayed:
     offer = Offer(
         workload=workload,
         rate=point.rate,
@@ -172,14 +174,12 @@ def _replay(workload: Workload, point: Point, seen: Observed, engine: EngineConf
         drain_ns=60_000 * NS_PER_MS,
     )
     again = make_point(SimulatedTarget(engine, sampled=False).measure(offer), offer, simulated=True)
-    inside = (seen.gaps.at_ns >= point.window_start_ns) & (seen.gaps.at_ns < point.window_end_ns)
-    waited = (seen.first_ns - seen.due_ns)[seen.first_ns != NEVER]
-    gaps, counts = seen.gaps.ns[inside], seen.gaps.count[inside]
     return Replayed(
         rate=point.rate,
-        itl_ms=float((gaps * counts).sum() / max(1, counts.sum())) / NS_PER_MS,
+        arrivals=workload.arrivals,
+        itl_ms=point.itl_ms.mean_finite or math.nan,
         itl_fitted_ms=again.itl_ms.mean_finite or math.nan,
-        ttft_ms=float(np.median(waited)) / NS_PER_MS if len(waited) else math.nan,
+        ttft_ms=point.ttft_ms.p50 or math.nan,
         ttft_fitted_ms=again.ttft_ms.p50 or math.nan,
     )
 

@@ -10,13 +10,13 @@ from knee.core.units import NS_PER_S
 from knee.stats.percentile import Floats
 
 _STEPS_PER_BIN = 24
-_FEWEST_BINS = 8
-_WORTH = 1.15
-_CHANCE = 4.0
-"""A term that means nothing lowers the sum of absolute errors by about one part in the number of bins."""
-_TURNS = 20
-_SMALL = 0.01
-"""Relative errors below this weigh alike, so that no bin decides alone."""
+FEWEST_BINS = 8
+WORTH = 1.15
+_BLOCK_NS = 2 * NS_PER_S
+_BLOCK_REQUESTS = 10
+"""A block is at least so long, and so many times as long as a request streams: its batch changes often."""
+_APART = 1e9
+"""More blocks than a point has."""
 
 
 class StepFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,48 +45,19 @@ def fit_steps(seen: Sequence[Observed]) -> StepFit | None:
     The weights come from the times that are fitted, in a second pass (McCullagh and Nelder 1989, section
     9.3): weights from the times that were seen would favour the bins that chance made short.
     """
-    table = _table(seen)
-    if len(table) < _FEWEST_BINS:
+    table = bins_of(seen)
+    if len(table) < FEWEST_BINS:
         return None
     times, causes = table[:, 0], table[:, 1:5]
-    found, error = _weighted(times, causes)
-    simple, simple_error = _weighted(times, causes[:, :3])
-    if simple_error < _WORTH * error:  # context explains too little to be told from the rest
+    found, error = weighted(times, causes)
+    simple, simple_error = weighted(times, causes[:, :3])
+    if simple_error < WORTH * error:  # context explains too little to be told from the rest
         found, error = np.append(simple, 0.0), simple_error
-    return _fit(found, error)
+    return step_fit(found, error)
 
 
-def fit_steps_closely(seen: Sequence[Observed]) -> StepFit | None:
-    """As `fit_steps`, for predictions far from what was seen; None where there are too few gaps.
-
-    Two things matter there that one point's control variate can do without. A stall of the machine lengthens
-    a step and, as requests go on arriving, fills the batch, so that least squares take the stall for the
-    cost of a sequence: here the sum of absolute relative errors is least instead (iteratively reweighted,
-    Schlossmacher 1973), which a few long bins hardly move. Stalls come at any load, so all parts are then
-    scaled until they add up to the time that was seen. And a step that reads prompts costs something
-    beyond their tokens, which larger batches share: it is told from the tokens where prompts came together.
-    Prefill steps are left out where they explain no more than chance would, and context as in `fit_steps`.
-    """
-    table = _table(seen)
-    if len(table) < _FEWEST_BINS:
-        return None
-    times, causes = table[:, 0], table[:, 1:]
-    kept = [*range(causes.shape[1])]
-    found, error = _least_absolute(times, causes)
-    for optional, worth in ((3, _WORTH), (4, 1 + _CHANCE / len(table))):
-        fewer = [column for column in kept if column != optional]
-        simple, simple_error = _least_absolute(times, causes[:, fewer])
-        if simple_error < error * worth:
-            kept, found, error = fewer, simple, simple_error
-    whole = np.zeros(causes.shape[1])
-    whole[kept] = found
-    if not whole.any():
-        return None
-    whole *= times.sum() / (causes @ whole).sum()
-    return _fit(whole, _squared_error(times, causes @ whole))
-
-
-def _fit(found: Floats, error: float) -> StepFit | None:
+def step_fit(found: Floats, error: float) -> StepFit | None:
+    """The fit with these costs, in the order of the columns of `bins_of`; None if decoding is free."""
     if found[0] + found[1] <= 0:
         return None
     return StepFit(
@@ -99,14 +70,19 @@ def _fit(found: Floats, error: float) -> StepFit | None:
     )
 
 
-def _table(seen: Sequence[Observed]) -> Floats:
-    """The bins of all that was seen: the decoding time of each, and what may have caused it (see `_rows`)."""
-    found: Floats = np.array([row for observed in seen for row in _rows(observed)])
+def bins_of(seen: Sequence[Observed]) -> Floats:
+    """The bins of all that was seen: decoding time, what may have caused it, block of time (see `_rows`)."""
+    rows = [(*row[:-1], n * _APART + row[-1]) for n, one in enumerate(seen) for row in _rows(one)]
+    found: Floats = np.array(rows)
     return found
 
 
 def _rows(observed: Observed) -> list[tuple[float, ...]]:
-    """Per bin: decoding time in ns, steps, sequence-steps, prefill tokens, context tokens, prefill steps."""
+    """Per bin of steps, the columns of `bins_of`.
+
+    Decoding time in ns, steps, sequence-steps, prefill tokens, context tokens, prefill steps, and the number
+    of the block of time that the bin is in.
+    """
     gaps = observed.gaps
     began = observed.first_ns != NEVER
     if len(gaps.ns) < _STEPS_PER_BIN or not began.any():
@@ -138,11 +114,17 @@ def _rows(observed: Observed) -> list[tuple[float, ...]]:
     stepped = np.bincount(bins, steps, size)
     tokens = np.bincount(bins, count, size)
     context = np.bincount(bins, steps * context_at(observed, at), size)
+    block = edges // _block_ns((observed.last_ns - observed.first_ns)[began & finished])
     return [
-        (time[i], stepped[i], tokens[i] + joined[i], prompts[i], context[i], prefills[i])
+        (time[i], stepped[i], tokens[i] + joined[i], prompts[i], context[i], prefills[i], block[i])
         for i in range(1, size - 1)
         if stepped[i] > _STEPS_PER_BIN / 2 and time[i] > 0 and time[i] < 3600 * NS_PER_S
     ]
+
+
+def _block_ns(streamed_ns: Ints) -> float:
+    """How long a block is, from how long requests streamed."""
+    return max(_BLOCK_NS, _BLOCK_REQUESTS * float(np.median(streamed_ns)) if len(streamed_ns) else 0.0)
 
 
 def streaming_at(observed: Observed, at: Ints) -> Floats:
@@ -174,32 +156,15 @@ def context_at(observed: Observed, at: Ints) -> Floats:
     return np.maximum(total, 0.0)
 
 
-def _weighted(times: Floats, causes: Floats) -> tuple[Floats, float]:
+def weighted(times: Floats, causes: Floats) -> tuple[Floats, float]:
     """Coefficients >= 0 by which `causes` add up to `times`, and the relative residual (root mean square)."""
-    found = _nonnegative(times / times, causes / times[:, None])
+    found = nonnegative(times / times, causes / times[:, None])
     fitted = np.maximum(causes @ found, 0.1 * times)
-    found = _nonnegative(times / fitted, causes / fitted[:, None])
+    found = nonnegative(times / fitted, causes / fitted[:, None])
     return found, float(np.sqrt((((times - causes @ found) / fitted) ** 2).mean()))
 
 
-def _squared_error(times: Floats, fitted: Floats) -> float:
-    """The relative residual, root mean square."""
-    return float(np.sqrt(((times / np.maximum(fitted, 0.1 * times) - 1) ** 2).mean()))
-
-
-def _least_absolute(times: Floats, causes: Floats) -> tuple[Floats, float]:
-    """Coefficients >= 0 with the least mean of absolute errors, relative to the fitted times; that mean."""
-    found, _ = _weighted(times, causes)
-    for _ in range(_TURNS):
-        fitted = np.maximum(causes @ found, 0.1 * times)
-        off = np.abs(times / fitted - 1)
-        weights = 1 / (fitted * np.sqrt(np.maximum(off, _SMALL)))
-        found = _nonnegative(times * weights, causes * weights[:, None])
-    fitted = np.maximum(causes @ found, 0.1 * times)
-    return found, float(np.abs(times / fitted - 1).mean())
-
-
-def _nonnegative(sums: Floats, causes: Floats) -> Floats:
+def nonnegative(sums: Floats, causes: Floats) -> Floats:
     """Least squares; while a coefficient is negative, the most negative one is left out."""
     kept = list(range(causes.shape[1]))
     found = np.zeros(causes.shape[1])
