@@ -36,7 +36,8 @@ TURNS = 3
 """Calibrations, each between two searches."""
 WORKER_CORE = 0
 """Where vLLM binds the only worker that two cores have room for (`local_rank=0, core ids=[0]` in its log)."""
-PACES = "paces.json"
+PACES = "loop_ns.json"
+"""By run, the mean time of the loop that tells the pace (`_pace`)."""
 SEARCH_TIME = "5m"
 """For each, at most: on a quiet machine a search is sure to 5 % before that."""
 
@@ -69,12 +70,12 @@ def measure(home: Path, flags: tuple[str, ...], folder: Path) -> None:
         running(home, log, free_port(), ("--no-enable-prefix-caching", *flags)) as server,
         watched(WORKER_CORE, folder / "pace.txt") as pace,
     ):
-        paces: dict[str, float] = {}
+        loop_ns: dict[str, float] = {}
 
         def timed(name: str, arguments: list[str]) -> Any:
             start_ns = time.time_ns()
             found = told(arguments)
-            paces[name] = pace(start_ns)
+            loop_ns[name] = pace(start_ns)
             return found
 
         common = [server.url, *LOAD, "--realtime", "--server-log", str(log)]
@@ -85,7 +86,7 @@ def measure(home: Path, flags: tuple[str, ...], folder: Path) -> None:
             timed(f"calibrate-{turn}", [*light, str(turn)])
             name = f"search-{turn}"
             timed(name, [*search, SEARCH_TIME, "--seed", str(turn), "--out", name])
-        Path(PACES).write_text(json.dumps(paces))
+        Path(PACES).write_text(json.dumps(loop_ns))
 
 
 def errors(name: str, folder: Path) -> Iterator[Figure]:
@@ -137,9 +138,9 @@ def at_mean_pace(folder: Path, knees: dict[str, float]) -> list[float]:
     Runs without a measured pace are taken to have had that one.
     """
     file = folder / PACES
-    paces: dict[str, float] = json.loads(file.read_bytes()) if file.is_file() else {}
-    mean = statistics.fmean(paces.values()) if paces else 1.0
-    return [knee * paces.get(name, mean) / mean for name, knee in knees.items()]
+    loop_ns: dict[str, float] = json.loads(file.read_bytes()) if file.is_file() else {}
+    mean_ns = statistics.fmean(loop_ns.values()) if loop_ns else 1.0
+    return [knee * loop_ns.get(name, mean_ns) / mean_ns for name, knee in knees.items()]
 
 
 def latency_errors(fitted: list[Any], latency: str) -> list[float]:
