@@ -4,10 +4,13 @@ import contextlib
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.diagnose.worlds import ITL, TTFT, histogram, world
@@ -109,10 +112,22 @@ def test_looks_at_several_servers_for_a_while(capsys: pytest.CaptureFixture[str]
     assert "nothing binds" in capsys.readouterr().out
 
 
+@contextlib.contextmanager
+def _ended(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """The process is not waited for without end, whatever comes of the test."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 def test_ctrl_c_ends_it_cleanly() -> None:
     with mock_server(MockConfig()) as server:
         command = [sys.executable, "-c", MAIN, "watch", server.url, "--every", "200ms"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with (
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+            _ended(process),
+        ):
             assert process.stdout is not None
             assert process.stderr is not None
             assert process.stdout.readline().startswith("engine")
@@ -128,20 +143,33 @@ def test_looking_too_often_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert "cannot look every" in capsys.readouterr().err
 
 
+def _until(terminal: int, said: bytes, within_s: float = 30.0) -> Iterator[bytes]:
+    """What comes on a terminal, up to where `said` does."""
+    seen, end_s = b"", time.monotonic() + within_s
+    while said not in seen:
+        assert select.select([terminal], [], [], max(0.0, end_s - time.monotonic()))[0], seen[-500:]
+        piece = os.read(terminal, 65_536)
+        seen += piece
+        yield piece
+        assert time.monotonic() < end_s, seen[-500:]
+
+
 def test_on_a_terminal_it_redraws_and_leaves_the_screen_as_it_was() -> None:
     main, there = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
     with mock_server(MockConfig()) as server:
         command = [sys.executable, "-c", MAIN, "watch", server.url, "--every", "200ms"]
-        with subprocess.Popen(command, stdin=there, stdout=there, stderr=there, env=environment) as process:
+        with (
+            subprocess.Popen(command, stdin=there, stdout=there, stderr=there, env=environment) as process,
+            _ended(process),
+        ):
             os.close(there)
-            seen = b""
-            while b"nothing binds" not in seen:
-                seen += os.read(main, 65_536)
+            seen = b"".join(_until(main, b"nothing binds"))
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(OSError):  # the terminal is gone when the process is
-                while piece := os.read(main, 65_536):
+                for piece in _until(main, b"\x1b[?1049l"):
                     seen += piece
+            process.wait(timeout=30)
         os.close(main)
     assert process.returncode == 0
     assert seen.index(b"\x1b[?1049h") < seen.rindex(b"\x1b[?1049l")  # the other screen, and back

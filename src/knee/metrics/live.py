@@ -10,6 +10,7 @@ from knee.core.errors import InputError, KneeError, TargetError
 from knee.core.snapshot import Snapshot
 from knee.core.units import s_to_ns
 from knee.http1.client import Answer, Client, private_loop
+from knee.http1.loop import run_interruptibly
 from knee.http1.origin import parse_origin
 from knee.metrics.asking import About, ask, remark_on
 from knee.metrics.normalise import parse_page
@@ -59,8 +60,8 @@ def sample(
         TargetError: a server cannot be reached, wants credentials, or is not vLLM.
     """
     with private_loop() as loop:
-        return loop.run_until_complete(
-            _sample([base_url(u) for u in urls], for_s, every_s, clock, headers, seen)
+        return run_interruptibly(
+            loop, _sample([base_url(u) for u in urls], for_s, every_s, clock, headers, seen)
         )
 
 
