@@ -1,6 +1,8 @@
 """Sampling a server over HTTP: pages, what it tells about itself, and servers that cannot be used."""
 
+import signal
 import socket
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -59,6 +61,22 @@ def test_samples_and_what_the_server_tells() -> None:
     assert whole.version == "0.32.0"
     assert whole.engines["0"].counters["generation_tokens"] == 100 * (len(seen.snapshots) - 1)
     assert 0.25 < whole.seconds < 2
+
+
+def test_an_interrupt_in_the_callback_of_a_weak_reference_is_not_lost() -> None:
+    """There Python drops a KeyboardInterrupt, and such a callback runs whenever a task is dropped."""
+
+    class Thing:
+        pass
+
+    def look(_: object) -> bool:
+        thing = Thing()
+        watched = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+        del thing
+        return watched() is None
+
+    with server(vllm) as url, pytest.raises(KeyboardInterrupt):
+        sample([url], 1.0, 0.1, RealClock(), seen=look)
 
 
 @pytest.mark.parametrize(

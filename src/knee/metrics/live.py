@@ -9,8 +9,8 @@ from knee.core.clock import Clock
 from knee.core.errors import InputError, KneeError, TargetError
 from knee.core.snapshot import Snapshot
 from knee.core.units import s_to_ns
-from knee.http1.client import Answer, Client, private_loop
-from knee.http1.loop import run_interruptibly
+from knee.http1.client import Answer, Client
+from knee.http1.loop import new_event_loop
 from knee.http1.origin import parse_origin
 from knee.metrics.asking import About, ask, remark_on
 from knee.metrics.normalise import parse_page
@@ -59,10 +59,10 @@ def sample(
     Raises:
         TargetError: a server cannot be reached, wants credentials, or is not vLLM.
     """
-    with private_loop() as loop:
-        return run_interruptibly(
-            loop, _sample([base_url(u) for u in urls], for_s, every_s, clock, headers, seen)
-        )
+    # A Runner cancels the work on Ctrl-C. A KeyboardInterrupt out of nowhere is lost where it comes in the
+    # callback of a weak reference, such as the one that runs when a task is dropped.
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_sample([base_url(u) for u in urls], for_s, every_s, clock, headers, seen))
 
 
 async def _sample(  # noqa: PLR0917 - called once, from above
