@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 EVERY_S = 0.1
@@ -21,29 +21,25 @@ ROUNDS = 5000
 
 
 @contextlib.contextmanager
-def watched(core: int, file: Path) -> Iterator[Callable[[int], float]]:
-    """Time the loop on `core` until the block ends, keeping its times in `file`.
-
-    Yields a function of an instant (`time.time_ns`): the mean time of the loop since then, in ns.
-
-    Raises:
-        statistics.StatisticsError: from the function, if there is none since then.
-    """
+def watched(core: int, file: Path) -> Iterator[None]:
+    """Time the loop on `core` until the block ends, an instant and a time in ns to each line of `file`."""
     process = subprocess.Popen([sys.executable, __file__, str(core), str(file)])
-
-    def since(start_ns: int) -> float:
-        lines = (line.split() for line in file.read_text().splitlines())
-        return statistics.fmean(int(took) for at, took in lines if int(at) >= start_ns)
-
     try:
-        yield since
+        yield
     finally:
         process.terminate()
         process.wait()
 
 
+def swing(file: Path) -> float:
+    """The 90th over the 10th percentile of the times in `file`."""
+    took_ns = [int(line.split()[1]) for line in file.read_text().splitlines()]
+    tenths = statistics.quantiles(took_ns, n=10)
+    return tenths[-1] / tenths[0]
+
+
 def main(core: int, file: Path) -> None:
-    """Append an instant and the loop's time on the CPU, both in ns, to `file`, for LONGEST_S at most."""
+    """Write the lines of `watched`, for LONGEST_S at most."""
     os.sched_setaffinity(0, {core})
     with contextlib.suppress(PermissionError):  # without real-time priority it is timed less often
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

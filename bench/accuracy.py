@@ -4,8 +4,8 @@ VLLM_HOME names a folder with a CPU build of vLLM and a small model; without one
 Server and client share the machine, and both share it with whatever else runs there: within half a minute its
 pace changes by more than the bar. So searches and calibrations take turns, a search first and last, and the
 middle of the predictions counts beside the middle of the knees. A calibrated point is one rate with one kind
-of arrivals, its error the middle one of the turns. The pace of the core that the server's worker is bound to
-is measured all the while; what the knees would be at its mean is printed, too.
+of arrivals, its error the middle one of the turns. How far knees and predictions are apart is printed, too,
+and how much the core of the server's worker changed its pace meanwhile.
 """
 
 import contextlib
@@ -15,12 +15,11 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench._pace import watched
+from bench._pace import swing, watched
 from bench._ports import free_port
 from bench._vllm_server import running
 from bench.figure import Figure
@@ -36,10 +35,9 @@ TURNS = 3
 """Calibrations, each between two searches."""
 WORKER_CORE = 0
 """Where vLLM binds the only worker that two cores have room for (`local_rank=0, core ids=[0]` in its log)."""
-PACES = "loop_ns.json"
-"""By run, the mean time of the loop that tells the pace (`_pace`)."""
+PACE = "pace.txt"
 SEARCH_TIME = "5m"
-"""For each, at most: on a quiet machine a search is sure to 5 % before that."""
+"""For each, at most; it ends where the knee is known to 5 %."""
 
 SERVERS = {"max_num_seqs 4": ("--max-num-seqs", "4"), "default flags": ()}
 BAR = 0.10
@@ -68,25 +66,15 @@ def measure(home: Path, flags: tuple[str, ...], folder: Path) -> None:
     with (
         contextlib.chdir(folder),
         running(home, log, free_port(), ("--no-enable-prefix-caching", *flags)) as server,
-        watched(WORKER_CORE, folder / "pace.txt") as pace,
+        watched(WORKER_CORE, folder / PACE),
     ):
-        loop_ns: dict[str, float] = {}
-
-        def timed(name: str, arguments: list[str]) -> Any:
-            start_ns = time.time_ns()
-            found = told(arguments)
-            loop_ns[name] = pace(start_ns)
-            return found
-
         common = [server.url, *LOAD, "--realtime", "--server-log", str(log)]
         search = ["sweep", *common, "--slo", SLO, "--precision", "5%", "--server-time"]
-        look = timed("search-0", [*search, SEARCH_TIME, "--out", "search-0"])["sweep"]["knee"]["estimate"]
+        look = told([*search, SEARCH_TIME, "--out", "search-0"])["sweep"]["knee"]["estimate"]
         light = ["calibrate", *common, "--below", f"{SHARE * look:.3g}", "--seed"]
         for turn in range(1, TURNS + 1):
-            timed(f"calibrate-{turn}", [*light, str(turn)])
-            name = f"search-{turn}"
-            timed(name, [*search, SEARCH_TIME, "--seed", str(turn), "--out", name])
-        Path(PACES).write_text(json.dumps(loop_ns))
+            told([*light, str(turn)])
+            told([*search, SEARCH_TIME, "--seed", str(turn), "--out", f"search-{turn}"])
 
 
 def errors(name: str, folder: Path) -> Iterator[Figure]:
@@ -102,8 +90,7 @@ def errors(name: str, folder: Path) -> Iterator[Figure]:
             pair = [str(folder / "runs" / f"calibrate-{2 * turn + number}") for number in (1, 2)]
             fitted.append(told(["calibrate", *pair, *below, "--out", saved]))
             knees.append(told(["simulate", "--like", saved, "--slo", SLO])["prediction"]["knee"])
-    searched = at_mean_pace(folder, {f"search-{turn}": knee for turn, knee in enumerate(seen)})
-    foretold = at_mean_pace(folder, {f"calibrate-{turn}": knee for turn, knee in enumerate(knees, 1)})
+    predicted = statistics.geometric_mean(knees)
 
     def figure(what: str, value: float, unit: str, bar: float | None = None) -> Figure:
         return Figure(
@@ -120,27 +107,19 @@ def errors(name: str, folder: Path) -> Iterator[Figure]:
     yield figure("widest half-width of a measured knee", max(map(half_width, measured)), "share")
     highest = max(rate for one in fitted for rate in one["rates"])
     yield figure("highest rate calibrated on, over it", highest / true, "share", MOST_SHARE)
-    yield figure("predicted knee", statistics.geometric_mean(knees), "req/s")
+    yield figure("predicted knee", predicted, "req/s")
     yield figure("measured knees, highest over lowest", spread(seen), "x")
-    yield figure("measured knees at one pace, highest over lowest", spread(searched), "x")
     yield figure("predicted knees, highest over lowest", spread(knees), "x")
-    yield figure("predicted knees at one pace, highest over lowest", spread(foretold), "x")
-    yield figure("error of the predicted knee", off(knees, seen), "share", BAR)
-    yield figure("error of the predicted knee at one pace", off(foretold, searched), "share")
+    if (folder / PACE).is_file():
+        yield figure(
+            "a fixed loop on the worker's core, 90th over 10th percentile of its time",
+            swing(folder / PACE),
+            "x",
+        )
+    yield figure("error of the predicted knee", abs(predicted / true - 1), "share", BAR)
     for latency in ("itl", "ttft"):
         middle = statistics.median(latency_errors(fitted, latency))
         yield figure(f"median error of {latency.upper()} at the calibrated points", middle, "share", BAR)
-
-
-def at_mean_pace(folder: Path, knees: dict[str, float]) -> list[float]:
-    """The knees of runs as they would be at the mean pace of the measurement: the slower, the lower.
-
-    Runs without a measured pace are taken to have had that one.
-    """
-    file = folder / PACES
-    loop_ns: dict[str, float] = json.loads(file.read_bytes()) if file.is_file() else {}
-    mean_ns = statistics.fmean(loop_ns.values()) if loop_ns else 1.0
-    return [knee * loop_ns.get(name, mean_ns) / mean_ns for name, knee in knees.items()]
 
 
 def latency_errors(fitted: list[Any], latency: str) -> list[float]:
@@ -153,11 +132,6 @@ def latency_errors(fitted: list[Any], latency: str) -> list[float]:
             error = (point[f"{latency}_fitted_ms"] + beyond) / point[f"{latency}_ms"] - 1
             points.setdefault(name, []).append(error)
     return [abs(statistics.median(errors)) for errors in points.values()]
-
-
-def off(predicted: list[float], measured: list[float]) -> float:
-    """How far the middle of the one is off the middle of the other, relative."""
-    return abs(statistics.geometric_mean(predicted) / statistics.geometric_mean(measured) - 1)
 
 
 def spread(values: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""Calibrated on light load, how far off is a real server's predicted knee? Some twenty minutes a server."""
+"""Calibrated on light load, how far off is a real server's predicted knee? Up to half an hour each."""
 
 from pathlib import Path
 

@@ -48,13 +48,14 @@ def _offer(rate: float, seed: int) -> Offer:
     )  # fmt: skip
 
 
+JITTER_NS = 200_000
 SWING_NS = 5 * NS_PER_S
 
 
 def _records(
-    config: EngineConfig, offer: Offer, point: int, jitter_ns: int, *, stall_ns: int = 0, slow: float = 1.0
+    config: EngineConfig, offer: Offer, point: int, *, stall_ns: float = 0, slow: float = 1.0
 ) -> list[RequestRecord]:
-    """What a client would note of the engine: every token's instant, late by up to `jitter_ns`.
+    """What a client would note of the engine: every token's instant, late by up to JITTER_NS.
 
     One step in 300 takes `stall_ns` longer, because the machine was away. In every other SWING_NS it is slow:
     a step takes `slow` times as long.
@@ -80,10 +81,11 @@ def _records(
             now = requests[sent].arrival_ns
             continue
         pace = slow if now // SWING_NS % 2 else 1.0
-        now = round(now + (step.end_ns - now) * pace) + (stall_ns if rng.random() < 1 / 300 else 0)
+        stall = stall_ns if rng.random() < 1 / 300 else 0
+        now = round(now + (step.end_ns - now) * pace + stall)
         for request in step.emitted:
             before = tokens[request.id][-1] if tokens[request.id] else 0
-            tokens[request.id].append(max(before + 1, now + rng.randrange(jitter_ns)))
+            tokens[request.id].append(max(before + 1, now + rng.randrange(JITTER_NS)))
     return [_record(request, point, tokens[request.id]) for request in requests]
 
 
@@ -98,9 +100,9 @@ def _record(request: Request, point: int, at: list[int]) -> RequestRecord:
 
 
 def _run(
-    folder: Path, config: EngineConfig, workload: Workload, rates: Sequence[float], *, stall_ns: int = 0,
-    slow: float = 1.0,
-) -> Path:  # fmt: skip
+    folder: Path, config: EngineConfig, workload: Workload, rates: Sequence[float], **machine: float
+) -> Path:
+    """A run of points at `rates`; `machine` is what `_records` takes of stalls and slow times."""
     target = SimulatedTarget(config)
     plan = {
         "command": "sweep", "target": msgspec.to_builtins(target.describe()), "seed": 1,
@@ -110,7 +112,7 @@ def _run(
     for number, rate in enumerate(rates):
         offer = msgspec.structs.replace(_offer(rate, seed=number), workload=workload)
         append_lines(folder / POINTS, [make_point(target.measure(offer), offer, SLO)])
-        append_lines(folder / RECORDS, _records(config, offer, number, 200_000, stall_ns=stall_ns, slow=slow))
+        append_lines(folder / RECORDS, _records(config, offer, number, **machine))
     return folder
 
 
