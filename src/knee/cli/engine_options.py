@@ -1,5 +1,6 @@
 """A simulated engine, from flags in vLLM's spelling and its step cost in milliseconds."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -33,6 +34,11 @@ MaxQueuedTokens = Annotated[
 ApiServers = Annotated[int, typer.Option("--api-server-count", help="Front-end processes.")]
 FrontRequestMs = Annotated[float, typer.Option(help="Front end per request (HTTP, tokenization), ms.")]
 FrontTokenMs = Annotated[float, typer.Option(help="Front end per token that goes out, ms.")]
+VllmVersion = Annotated[str, typer.Option(help="Scheduler rules and defaults of this version, like 0.32.0.")]
+Like = Annotated[
+    Path | None,
+    typer.Option(help="Take engine and workload from a run, or what knee calibrate saved."),
+]
 
 
 def engine_from(flags: dict[str, Any]) -> "EngineConfig":

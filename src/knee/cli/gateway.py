@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
-import typer
 
+from knee.cli import gateway_options as options  # noqa: TC001 - typer reads the annotations
 from knee.cli.app import JsonOption, log
 from knee.core.errors import EXIT_NEGATIVE, InputError, UsageError
 from knee.core.units import ns_to_s, parse_duration_ns
@@ -21,46 +21,28 @@ if TYPE_CHECKING:
 
 def gateway(
     *,
-    urls: Annotated[list[str] | None, typer.Argument(metavar="URL", help="The vLLM servers.")] = None,
-    upstream: Annotated[list[str] | None, typer.Option(help="A further server; may be repeated.")] = None,
-    from_: Annotated[
-        Path | None, typer.Option("--from", help="Take the limits from this run directory or knee.lock.")
-    ] = None,
-    max_in_flight: Annotated[int | None, typer.Option(min=1, help="Requests in flight per replica.")] = None,
-    max_queue: Annotated[
-        int | None, typer.Option(min=0, help="Requests that may wait, per replica; none unless told.")
-    ] = None,
-    queue_deadline: Annotated[
-        str | None, typer.Option(help="How long a request may wait for a place; 500ms unless told.")
-    ] = None,
-    ready_wait: Annotated[
-        str, typer.Option(help="How long a request may wait while no replica is ready.")
-    ] = "30s",
-    policy: Annotated[
-        str, typer.Option(help="prefix_affinity, least_load or round_robin.")
-    ] = "prefix_affinity",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
-    admin_host: Annotated[str, typer.Option(help="Address of the admin port.")] = "127.0.0.1",
-    admin_port: Annotated[
-        int, typer.Option(help="Port of /healthz, /readyz, /metrics, /replicas; 0 takes a free one.")
-    ] = 8081,
-    connect_timeout: Annotated[str, typer.Option(help="Bound on connecting to a replica.")] = "2s",
-    first_byte_timeout: Annotated[
-        str, typer.Option(help="Bound from the sent request to the answer's first byte.")
-    ] = "600s",
-    between_bytes_timeout: Annotated[str, typer.Option(help="Bound on every later silence.")] = "120s",
-    probe_timeout: Annotated[str, typer.Option(help="How long a replica may take to answer a probe.")] = "5s",
-    max_body_mib: Annotated[int, typer.Option(min=1, help="Largest request body, MiB.")] = 32,
-    sse_keep_alive: Annotated[
-        str, typer.Option(help="Send a comment into event streams silent for so long; 0s never does.")
-    ] = "0s",
-    unready: Annotated[
-        str, typer.Option(help="After SIGTERM, still take requests for so long, as not ready.")
-    ] = "5s",
-    grace: Annotated[str, typer.Option(help="After SIGTERM, let answers finish for so long.")] = "60s",
-    access_log: Annotated[str, typer.Option(help="A file, - for stderr, or none.")] = "-",
-    seed: Annotated[int | None, typer.Option(help="Seed of request ids and random ties.")] = None,
+    urls: options.Urls = None,
+    upstream: options.Upstream = None,
+    from_: options.From = None,
+    max_in_flight: options.MaxInFlight = None,
+    max_queue: options.MaxQueue = None,
+    queue_deadline: options.QueueDeadline = None,
+    ready_wait: options.ReadyWait = "30s",
+    policy: options.Policy = "prefix_affinity",
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8080,
+    admin_host: options.AdminHost = "127.0.0.1",
+    admin_port: options.AdminPort = 8081,
+    connect_timeout: options.ConnectTimeout = "2s",
+    first_byte_timeout: options.FirstByteTimeout = "600s",
+    between_bytes_timeout: options.BetweenBytesTimeout = "120s",
+    probe_timeout: options.ProbeTimeout = "5s",
+    max_body_mib: options.MaxBodyMib = 32,
+    sse_keep_alive: options.SseKeepAlive = "0s",
+    unready: options.Unready = "5s",
+    grace: options.Grace = "60s",
+    access_log: options.AccessLog = "-",
+    seed: options.Seed = None,
     as_json: JsonOption = False,
 ) -> int | None:
     """Protect vLLM servers: bound what is in flight, refuse the rest fast, route by load and prefix.

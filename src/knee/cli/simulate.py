@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -41,10 +40,7 @@ LOAD_FLAGS = (
 def simulate(
     context: typer.Context,
     *,
-    like: Annotated[
-        Path | None,
-        typer.Option(help="Take engine and workload from a run, or what knee calibrate saved."),
-    ] = None,
+    like: engine.Like = None,
     slo: Annotated[str, typer.Option(help='With --like: predict the knee, as in "ttft p95 < 1s".')] = "",
     rate: Annotated[str, typer.Option(help="Open loop at these requests/s, like 10,15,18.")] = "",
     clients: Annotated[str, typer.Option(help="Closed loop with these client counts, like 32,128.")] = "",
@@ -77,9 +73,7 @@ def simulate(
     watermark: engine.Watermark = 0.0,
     max_num_queued_reqs: engine.MaxQueuedReqs = None,
     max_num_queued_tokens: engine.MaxQueuedTokens = None,
-    vllm_version: Annotated[
-        str, typer.Option(help="Scheduler rules and defaults of this version, like 0.32.0.")
-    ] = "",
+    vllm_version: engine.VllmVersion = "",
     api_server_count: engine.ApiServers = 1,
     front_request_ms: engine.FrontRequestMs = 0.0,
     front_token_ms: engine.FrontTokenMs = 0.0,
